@@ -1,0 +1,39 @@
+# What a developer types here. Each target sets up .venv by itself; PYTHON=/path/to/python chooses the Python for it.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types format serve clean
+
+ARGS ?=
+export PYTHON
+
+# Made again only when pyproject.toml has changed since.
+.venv/.ready: pyproject.toml
+	@tools/make-venv.sh
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/.ready ## a demo gateway with the sidecar in front, proved by two turns; ARGS=--once ends after the proof
+	@.venv/bin/hermes-sidecar demo $(ARGS)
+
+test: .venv/.ready ## every test; ARGS="-k mapping" chooses some
+	.venv/bin/pytest $(ARGS)
+
+check: lint types ## what a change must pass beside the tests
+
+lint: .venv/.ready ## ruff: rules and layout
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: .venv/.ready ## mypy --strict, tests included
+	.venv/bin/mypy
+
+format: .venv/.ready ## let ruff repair what it can
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+serve: .venv/.ready ## run the sidecar in the foreground; ARGS="--config FILE"
+	@.venv/bin/hermes-sidecar serve $(ARGS)
+
+clean: ## remove everything that the other targets made
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	find sidecar tests -name __pycache__ -type d -prune -exec rm -rf {} +

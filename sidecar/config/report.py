@@ -1,0 +1,67 @@
+"""The configuration told back to a person: what is in effect, and what this version does not do yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from sidecar.config.models import Settings
+from sidecar.config.words import sections
+
+
+def describe(settings: Settings) -> str:
+    """The effective configuration as TOML, secrets only as `set` or `not set`."""
+    origin = f"file: {settings.source_file}" if settings.source_file else "no file: defaults"
+    lines = [f"# {origin}, and HERMES_SIDECAR_ variables of the environment"]
+    for name in sections():
+        section: BaseModel = getattr(settings, name)
+        lines += ["", f"[{name}]"]
+        for key in type(section).model_fields:
+            value = getattr(section, key)
+            lines.append(f"# {key} is not set" if value is None else f"{key} = {_toml(value)}")
+        if name == "listen":
+            lines.append(f"# client tokens: {_set(settings.listen.client_tokens)}")
+        if name == "gateway":
+            lines.append(f"# token: {_set(settings.gateway.token)}")
+    return "\n".join(lines) + "\n"
+
+
+def not_built_yet(settings: Settings) -> list[str]:
+    """A sentence for each configured feature that this version accepts but does not do yet."""
+    return [sentence for is_asked_for, sentence in _NOT_BUILT_YET if is_asked_for(settings)]
+
+
+# A feature that gets built takes its line away.
+_NOT_BUILT_YET: tuple[tuple[Callable[[Settings], bool], str], ...] = (
+    (lambda s: s.listen.workers > 1, "listen.workers: this version runs one process, whatever the number."),
+    (lambda s: bool(s.dashboard.url), "dashboard: this version does not ask the dashboard for anything yet."),
+    (
+        lambda s: any(source.body is not None for source in s.session.sources),
+        "session.sources: this version finds conversation keys in headers only; body sources are passed over.",
+    ),
+    (lambda s: s.session.inject_body, "session.inject_body: this version leaves request bodies as they are."),
+    (
+        lambda s: s.session.follow_rotation and "follow_rotation" in s.session.model_fields_set,
+        "session.follow_rotation: this version does not follow a session that the gateway continues under another id.",
+    ),
+    (lambda s: "url" in s.store.model_fields_set, "store.url: this version keeps nothing, so it opens no store."),
+    (lambda s: s.admin.host is not None, "admin: this version serves its own endpoints beside the relay."),
+)
+
+
+def _set(secret: object) -> str:
+    return "set" if secret else "not set"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        pairs = ((key, getattr(value, key)) for key in type(value).model_fields)
+        return "{" + ", ".join(f"{key} = {_toml(part)}" for key, part in pairs if part not in (None, "")) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(part) for part in value) + "]"
+    # JSON and TOML write numbers, booleans and plain strings alike.
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""The embedded demo gateway: sessions and streaming, no model."""

@@ -1,0 +1,1 @@
+"""Who may come in, and which credentials go on."""

@@ -1,0 +1,211 @@
+"""Admission, pure: a request's head to what is sent upstream and what the answer will carry, or a fault.
+
+Law: a fault here costs no upstream work. `admit` fills the `Request` in step by step, so that even a refusal knows
+what its answer must carry (CORS fields for an allowed page, the client's route key).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from dataclasses import dataclass, field
+
+from sidecar import faults
+from sidecar.guard.credentials import CredentialPolicy
+from sidecar.guard.hosts import DoorPolicy, check_host, check_origin, preflight_fields
+from sidecar.relay import fields, wire
+from sidecar.relay.fields import Watched
+from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, WireError
+from sidecar.sessions.mapping import MappingPolicy, decide
+
+OWN_PATHS = frozenset(
+    (b"/capabilities", b"/capabilities/events", b"/capabilities/refresh", b"/metrics", b"/healthz", b"/readyz")
+)
+OWN_TREE = b"/sidecar/"
+OPEN_PATH = b"/healthz"
+"""Needs no client token: it says only that the process lives."""
+
+ROUTES = {
+    b"/v1/chat/completions": "chat_completions",
+    b"/v1/responses": "responses",
+    b"/v1/runs": "runs",
+    b"/v1/models": "models",
+    b"/v1/capabilities": "capabilities",
+    b"/health": "health",
+}
+FAMILIES = ("sessions", "skills", "memory", "config", "jobs")
+_FAMILY = re.compile(rb"/(?:api|v1)/(%b)(?:/|$)" % "|".join(FAMILIES).encode())
+
+SAFE_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
+
+_ID_PREFIX = os.urandom(6).hex()
+_id_counter = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What every request is judged by; replaced as a whole when the configuration is read again."""
+
+    gateway_netloc: bytes
+    """The Host that the gateway sees."""
+    gateway_prefix: bytes
+    """Stands before every target."""
+    door: DoorPolicy
+    mapping: MappingPolicy
+    credentials: CredentialPolicy
+    watched_names: frozenset[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "watched_names", fields.REQUEST_WATCHED | self.mapping.watched_names())
+
+
+class Request:
+    """A request as far as it has been admitted."""
+
+    __slots__ = (
+        "answer_fields",
+        "body",
+        "cors",
+        "expects_continue",
+        "head",
+        "is_http_1_0",
+        "is_own",
+        "is_preflight",
+        "is_safe",
+        "is_upgrade",
+        "method",
+        "request_id",
+        "route",
+        "session_id",
+        "source",
+        "wants_close",
+    )
+
+    def __init__(self, head: RequestHead) -> None:
+        self.method = head.method
+        self.is_http_1_0 = head.minor == 0
+        self.wants_close = self.is_http_1_0
+        self.body = UNTIL_CLOSE
+        """A length in bytes, or CHUNKED; UNTIL_CLOSE while it is not known."""
+        self.is_own = False
+        """For the sidecar's own pages, not for the gateway."""
+        self.is_safe = False
+        """It may be sent a second time (RFC 9110, 9.2.1) and has no body."""
+        self.is_upgrade = False
+        self.is_preflight = False
+        self.expects_continue = False
+        self.cors: tuple[Field, ...] = ()
+        """What the answer tells a browser; empty for programs."""
+        self.answer_fields: Fields = []
+        """What the answer gives back to the client."""
+        self.source = "none"
+        """Where the session id came from."""
+        self.session_id: bytes | None = None
+        self.route = "none"
+        """What is asked for, from a closed list: logs and metrics never see a path."""
+        self.request_id = b""
+        self.head = b""
+        """The head as the upstream gets it."""
+
+
+def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_draining: bool) -> None:
+    """Fills `request` in. Raises a Fault: nothing has gone upstream then, and nothing may."""
+    method, target, minor, lines = head
+    passing, watched = fields.sort_out(lines, rules.watched_names)
+    options = fields.connection_options(watched)
+    if b"close" in options:
+        request.wants_close = True
+    request.body = _framing(minor, watched)
+    authority, target = _origin_form(method, target)
+    path = target.partition(b"?")[0]
+    request.is_own = path in OWN_PATHS or path.startswith(OWN_TREE)
+    request.route = "own" if request.is_own else route_of(path)
+
+    check_host(watched, authority, minor, rules.door)
+    admission = check_origin(method, path, watched, rules.door)
+    request.cors = admission.cors
+    if admission.is_preflight:
+        request.is_preflight = True
+        request.answer_fields = preflight_fields(watched)
+        return
+    authorization = watched.get(b"authorization", [])
+    client = rules.credentials.admit(authorization, is_open=path == OPEN_PATH)
+    if is_draining and not request.is_own:
+        raise faults.draining()
+
+    added = _framing_fields(request, options, watched, minor)
+    request.request_id = _request_id(watched, added)
+    if request.is_own:
+        host = watched[b"host"][0][1]
+    else:
+        host = rules.gateway_netloc
+        decision = decide(watched, rules.mapping, client.namespace)
+        request.session_id, request.source = decision.session_id, decision.source
+        request.answer_fields = list(decision.given_back)
+        added += decision.added
+        added += rules.credentials.to_upstream(authorization)
+        if target != b"*":
+            target = rules.gateway_prefix + target
+    request.is_safe = request.body == 0 and method in SAFE_METHODS and not request.is_upgrade
+    if b"expect" in watched and minor >= 1:
+        if any(value.lower() != b"100-continue" for value in fields.values(watched, b"expect")):
+            raise faults.expectation_failed()
+        request.expects_continue = request.body != 0
+    upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
+    start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, host)
+    request.head = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields]) + b"\r\n"
+
+
+def route_of(path: bytes) -> str:
+    """The name of what a path asks the gateway for: one of a closed list."""
+    route = ROUTES.get(path)
+    if route is not None:
+        return route
+    family = _FAMILY.match(path)
+    return family[1].decode() if family else "other"
+
+
+def _framing(minor: int, watched: Watched) -> int:
+    lengths, codings = fields.values(watched, b"content-length"), fields.values(watched, b"transfer-encoding")
+    try:
+        return wire.request_body(minor, lengths, codings)
+    except WireError as error:
+        raise faults.invalid_request(str(error)) from error
+
+
+def _origin_form(method: bytes, target: bytes) -> tuple[bytes | None, bytes]:
+    """The authority of an absolute-form target, if it is one, and the target in origin form, otherwise untouched."""
+    if target[:1] == b"/" or (target == b"*" and method == b"OPTIONS"):
+        return None, target
+    match = _ABSOLUTE_FORM.fullmatch(target)
+    if match is None or method == b"CONNECT":
+        raise faults.invalid_request("its target is neither a path nor an http URL")
+    authority, rest = match.groups()
+    return authority, rest if rest[:1] == b"/" else b"/" + rest
+
+
+def _framing_fields(request: Request, options: frozenset[bytes], watched: Watched, minor: int) -> Fields:
+    """The framing fields, written anew from what was understood, and the upgrade that may cross."""
+    added: Fields = []
+    if request.body == CHUNKED:
+        added.append((b"Transfer-Encoding", b"chunked"))
+    elif b"content-length" in watched:
+        added.append((b"Content-Length", b"%d" % request.body))
+    if b"upgrade" in options and minor >= 1 and request.method == b"GET" and request.body == 0:
+        protocols = fields.list_members(fields.values(watched, b"upgrade"))
+        if protocols == [b"websocket"]:  # h2c must not cross: it would carry requests past every rule here
+            request.is_upgrade = True
+            added += ((b"Connection", b"Upgrade"), (b"Upgrade", b"websocket"))
+    return added
+
+
+def _request_id(watched: Watched, added: Fields) -> bytes:
+    """The client's own X-Request-Id, or a new one, unique among all sidecars."""
+    lines = watched.get(b"x-request-id")
+    if lines:
+        return lines[0][1]
+    made = f"{_ID_PREFIX}{next(_id_counter):012x}".encode()
+    added.append((b"X-Request-Id", made))
+    return made

@@ -1,0 +1,270 @@
+"""One client's connection: reads requests one after the other, and notices when the client leaves.
+
+Law: at most one exchange runs on a connection. Bytes of a later request wait in the buffer until the exchange before it
+has ended, and after a refusal that leaves the framing in doubt nothing more is read as a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import time
+from typing import cast
+
+from sidecar.faults import Fault, header_too_large, invalid_request
+from sidecar.relay import answers, wire
+from sidecar.relay.handler import Exchange, Relay
+from sidecar.relay.pool import keep_tcp_alive
+from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, ChunkedBody, WireError
+
+_READ_AHEAD_BYTES = 65536
+"""What a client may send ahead of its running exchange before its reading stops."""
+_LINGER_S = 30.0
+"""How long a refused client may go on sending before the connection is cut. Closing earlier would reset it, and the
+client might never read why it was refused (RFC 9112, 9.6)."""
+_LEAVE_CHECK_S = 0.2
+"""How often a client that is not being read is looked at: its closing then shows only in a poll."""
+_POLL_HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+class Downstream(asyncio.Protocol):
+    """A client's connection."""
+
+    __slots__ = (
+        "_body_left",
+        "_buffer",
+        "_chunked",
+        "_exchange",
+        "_is_lingering",
+        "_is_reading",
+        "_leave_check",
+        "_linger",
+        "_relay",
+        "peer",
+        "since",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._exchange: Exchange | None = None
+        self._buffer = b""
+        self._body_left = 0
+        self._chunked: ChunkedBody | None = None
+        self._is_reading = True
+        self._is_lingering = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._leave_check: asyncio.TimerHandle | None = None
+        self.peer = b"unknown"
+        self.since = time.monotonic()
+
+    # Coming and going
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+
+        self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
+        self._relay.clients.add(self)
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple):
+            self.peer = address[0].encode()
+            sock: socket.socket = transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):  # the client may be gone already
+                keep_tcp_alive(sock)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relay.clients.discard(self)
+        for timer in (self._linger, self._leave_check):
+            if timer is not None:
+                timer.cancel()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client_left()
+
+    # Reading requests
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            return
+        if self._exchange is None:
+            self._head(self._buffer + data if self._buffer else data)
+        elif self._body_left:
+            self._body(data)
+        else:
+            self._buffer += data
+            if len(self._buffer) > _READ_AHEAD_BYTES:
+                self.pause_reading()
+
+    def _head(self, data: bytes) -> None:
+        if data[:1] in (b"\r", b"\n"):
+            data = data.lstrip(b"\r\n")  # an empty line before a request is to be ignored (RFC 9112, 2.2)
+        end = data.find(b"\r\n\r\n")
+        if end < 0 and len(data) <= HEAD_LIMIT_BYTES:
+            self._buffer = data
+            if b"\n\n" in data:
+                self.refuse(invalid_request("its lines end with LF alone"))
+            return
+        self._buffer = b""
+        if end < 0 or end > HEAD_LIMIT_BYTES:
+            self.refuse(header_too_large(HEAD_LIMIT_BYTES))
+            return
+        try:
+            head = wire.parse_request_head(data[: end + 2])
+        except WireError as error:
+            self.refuse(invalid_request(str(error)))
+            return
+        data = data[end + 4 :]
+        exchange = self._exchange = Exchange(self._relay, self, head)
+        exchange.begin(body_is_here=bool(data))
+        if self._exchange is not exchange:  # answered or refused at once; `data` is the start of what follows
+            if data and not self._is_lingering:
+                self._buffer = data
+                asyncio.get_running_loop().call_soon(self._go_on)
+            return
+        body = self._body_left = exchange.request.body
+        if body == CHUNKED:
+            self._chunked = ChunkedBody()
+        if body == 0:
+            self._buffer = data
+            exchange.request_end()
+        elif data:
+            self._body(data)
+
+    def _body(self, data: bytes) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        left = self._body_left
+        if left == CHUNKED:
+            chunked = self._chunked
+            assert chunked is not None
+            piece = chunked.feed(data)
+            if piece:
+                exchange.request_piece(piece)
+            if chunked.error is not None:
+                exchange.request_broke(invalid_request(chunked.error))
+            elif chunked.done:
+                self._body_left = 0
+                self._chunked = None
+                self._buffer = chunked.rest
+                exchange.request_end()
+            return
+        size = len(data)
+        if size < left:
+            self._body_left = left - size
+            exchange.request_piece(data)
+            return
+        self._body_left = 0
+        if size > left:
+            self._buffer = data[left:]
+            data = data[:left]
+        exchange.request_piece(data)
+        exchange.request_end()
+
+    # What the exchange says
+
+    def exchange_over(self, *, keep_alive: bool) -> None:
+        """The exchange has written all of its answer. The next request may begin, or the connection ends."""
+        self._exchange = None
+        if not keep_alive or self._body_left:
+            self.linger()
+            return
+        self.since = time.monotonic()
+        self.resume_reading()
+        if self._buffer:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._exchange is None and self._buffer and not self.transport.is_closing():
+            data, self._buffer = self._buffer, b""
+            self._head(data)
+
+    def refuse(self, fault: Fault) -> None:
+        """Answers bytes that are no request, and reads nothing more from them."""
+        self.transport.write(answers.fault(fault, close=True))
+        self._relay.log.refused(fault)
+        self.linger()
+
+    def linger(self) -> None:
+        """Ends the connection so that the client can still read its answer: says the end, then drops what comes."""
+        self._exchange = None
+        self._is_lingering = True
+        self._buffer = b""
+        if self.transport.is_closing():
+            return
+        self.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
+
+    def eof_received(self) -> bool:
+        """The client has said its last: it has left (None closes the transport). A lingering one has read all."""
+        return False
+
+    def cut(self, *, reset: bool) -> None:
+        """Breaks the connection off so that the client sees that its answer is incomplete.
+
+        What the client was already sent still arrives, unless `reset`: then the framing could not show the loss, and
+        only a reset can (RFC 9112, 8).
+        """
+        self._exchange = None
+        self._is_lingering = True
+        if reset:
+            sock: socket.socket = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            self.transport.abort()
+        else:
+            self.transport.close()
+            self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
+
+    def hand_over(self) -> bytes:
+        """Gives the connection to a tunnel, with what the client had sent already."""
+        self._exchange = None
+        self.resume_reading()
+        self._relay.clients.discard(self)
+        early, self._buffer = self._buffer, b""
+        return early
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is owed to this client: no exchange, no answer on its way."""
+        return self._exchange is None and not self._is_lingering
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    # Backpressure
+
+    def pause_reading(self) -> None:
+        if self._is_reading and not self.transport.is_closing():
+            self._is_reading = False
+            self.transport.pause_reading()
+            self._watch_for_leaving()
+
+    def resume_reading(self) -> None:
+        if not self._is_reading and not self.transport.is_closing():
+            self._is_reading = True
+            if self._leave_check is not None:
+                self._leave_check.cancel()
+                self._leave_check = None
+            self.transport.resume_reading()
+
+    def _watch_for_leaving(self) -> None:
+        """A paused transport does not report that the client closed; the socket does, when it is asked."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _POLL_HANG_UP)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            loop = asyncio.get_running_loop()
+            self._leave_check = loop.call_later(_LEAVE_CHECK_S, self._watch_for_leaving)
+
+    def pause_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.pause_answer()
+
+    def resume_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.resume_answer()

@@ -1,0 +1,350 @@
+"""One request from admission to its end: the file to read first.
+
+The story, in order: `begin` admits the request and decides its session; `_ask` sends it upstream, once; the answer's
+head, pieces and end go to the client in the call that brought them; exactly one of `complete`, `client_left`,
+`upstream_broke`, `timeout`, `drained` and `refused` ends it.
+
+Law: nothing awaits here. Opening a connection is the only thing that takes time, and it has a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sidecar import faults
+from sidecar.faults import Fault, FaultCode
+from sidecar.relay import answers
+from sidecar.relay.admission import Request, Rules, admit
+from sidecar.relay.pool import Pool
+from sidecar.relay.tunnel import Tunnel
+from sidecar.relay.upstream import Upstream
+from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
+from sidecar.telemetry.exchanges import End, ExchangeLog, ExchangeRecord
+
+_HELD_BACK_BYTES = 65536
+"""How much of a request's body waits here while the upstream's connection is being opened."""
+
+
+class Client(Protocol):
+    """The client's connection, as far as an exchange uses it."""
+
+    transport: asyncio.Transport
+    peer: bytes
+
+    def exchange_over(self, *, keep_alive: bool) -> None: ...
+    def cut(self, *, reset: bool) -> None: ...
+    def hand_over(self) -> bytes: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def abort(self) -> None: ...
+    @property
+    def is_idle(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Relay:
+    """What all exchanges share: where they go, the rules they obey, and who is there."""
+
+    rules: Rules
+    gateway: Pool
+    own_pages: Pool
+    log: ExchangeLog
+    idle_timeout_s: float = 0.0
+    is_draining: bool = False
+    clients: set[Client] = field(default_factory=set)
+    exchanges: set[Exchange] = field(default_factory=set)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at each end of an exchange while draining."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_answer_bytes",
+        "_answer_framing",
+        "_answer_status",
+        "_client",
+        "_closes",
+        "_connecting",
+        "_first_byte_at",
+        "_head",
+        "_heard_at",
+        "_held_back",
+        "_held_bytes",
+        "_is_over",
+        "_pool",
+        "_relay",
+        "_request_is_over",
+        "_silence_timer",
+        "_started_at",
+        "_tunnel",
+        "_upstream",
+        "request",
+    )
+
+    def __init__(self, relay: Relay, client: Client, head: RequestHead) -> None:
+        self.request = Request(head)
+        self._head = head
+        self._relay = relay
+        self._client = client
+        self._pool = relay.gateway
+        self._upstream: Upstream | None = None
+        self._tunnel: Tunnel | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._held_back: list[bytes] = []
+        self._held_bytes = 0
+        self._request_is_over = False
+        self._answer_status = 0
+        self._answer_framing = 0
+        self._answer_bytes = 0
+        self._closes = False
+        self._started_at = time.monotonic()
+        self._first_byte_at = 0.0
+        self._heard_at = 0.0
+        self._silence_timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    # Admission
+
+    def begin(self, *, body_is_here: bool) -> None:
+        """Admits the request and asks the upstream, or answers at once.
+
+        `body_is_here`: some of the body came with the head, so nobody waits for 100 Continue.
+        """
+        request, relay = self.request, self._relay
+        relay.exchanges.add(self)
+        try:
+            admit(request, self._head, relay.rules, peer=self._client.peer, is_draining=relay.is_draining)
+            refusal = None
+        except Fault as fault:
+            refusal = fault
+        self._request_is_over = request.body == 0
+        self._closes = request.wants_close
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        if request.is_preflight:
+            self._answer_preflight()
+            return
+        if request.is_own:
+            self._pool = relay.own_pages
+        if request.expects_continue and not body_is_here:
+            self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._ask()
+
+    # Asking the upstream
+
+    def _ask(self) -> None:
+        upstream = self._pool.take(is_safe=self.request.is_safe)
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            upstream = await self._pool.connect()
+        except Fault as fault:
+            self._connecting = None
+            self._refuse(fault)
+        else:
+            self._connecting = None
+            self._send(upstream)
+
+    def _send(self, upstream: Upstream) -> None:
+        request = self.request
+        self._upstream = upstream
+        upstream.ask(self, request.method, request.head, bare=request.is_http_1_0)
+        for piece in self._held_back:
+            upstream.send(piece)
+        self._held_back.clear()
+        upstream.request_is_sent = self._request_is_over
+        if self._held_bytes > _HELD_BACK_BYTES and upstream.takes_more:
+            self._client.resume_reading()
+        if self._relay.idle_timeout_s and not request.is_own:
+            self._heard_at = time.monotonic()
+            self._watch_silence(self._relay.idle_timeout_s)
+
+    def request_piece(self, piece: bytes) -> None:
+        if self._upstream is not None:
+            self._heard_at = time.monotonic()
+            self._upstream.send(piece)
+        elif self._connecting is not None:
+            self._held_back.append(piece)
+            self._held_bytes += len(piece)
+            if self._held_bytes > _HELD_BACK_BYTES:
+                self._client.pause_reading()
+
+    def request_end(self) -> None:
+        self._request_is_over = True
+        if self._upstream is not None:
+            self._upstream.request_is_sent = True
+
+    def request_broke(self, fault: Fault) -> None:
+        """The request's body is no longer what its framing promised: the upstream must not see it complete."""
+        self._closes = True
+        self._refuse(fault)
+
+    def pause_request(self) -> None:
+        self._client.pause_reading()
+
+    def resume_request(self) -> None:
+        self._client.resume_reading()
+
+    # Relaying the answer
+
+    def answer_head(self, head: ResponseHead, body: int) -> None:
+        self._first_byte_at = self._heard_at = time.monotonic()
+        self._answer_status = head.status
+        self._answer_framing = body
+        if body == UNTIL_CLOSE:
+            self._closes = True
+        self._client.transport.write(answers.relayed_head(self.request, head, body, close=self._closes))
+
+    def answer_piece(self, piece: bytes) -> None:
+        self._heard_at = time.monotonic()
+        self._answer_bytes += len(piece)
+        self._client.transport.write(piece)
+
+    def answer_end(self) -> None:
+        self._upstream = None
+        self._end("complete")
+        self._client.exchange_over(keep_alive=not self._closes)
+
+    def answer_upgrade(self, head: ResponseHead, rest: bytes) -> None:
+        upstream, self._upstream = self._upstream, None
+        assert upstream is not None
+        if not self.request.is_upgrade:
+            upstream.leave()
+            why = "it switched to another protocol without being asked"
+            self._refuse(faults.upstream_protocol_error(self._pool.name, why))
+            return
+        self._first_byte_at = time.monotonic()
+        self._answer_status = head.status
+        self._client.transport.write(answers.upgraded_head(self.request, head))
+        early = self._client.hand_over()
+        self._tunnel = Tunnel(self._client.transport, upstream.transport, self._end)
+        self._tunnel.begin(early, rest)
+
+    # Backpressure from the client
+
+    def pause_answer(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause_reading()
+
+    def resume_answer(self) -> None:
+        if self._upstream is not None:
+            self._heard_at = time.monotonic()
+            self._upstream.resume_reading()
+
+    # The ends
+
+    def client_left(self) -> None:
+        """The client's connection is gone: so is the upstream's at once, whatever phase this is."""
+        self._leave_upstream()
+        self._end("client_left")
+
+    def upstream_lost(self, why: str, *, answered: bool) -> None:
+        upstream, self._upstream = self._upstream, None
+        if self._answer_status:
+            self._break("upstream_broke")
+        elif self.request.is_safe and not answered and upstream is not None and upstream.served:
+            # The connection had gone stale. A safe request may be repeated: once, on a fresh one.
+            self._pool.distrust()
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        else:
+            self._refuse(faults.upstream_protocol_error(self._pool.name, why))
+
+    def drain(self) -> None:
+        """The grace is over: breaks off what is still running."""
+        self._leave_upstream()
+        if self._tunnel is not None:
+            self._tunnel.cut()
+        self._break("drained")
+
+    def _watch_silence(self, after_s: float) -> None:
+        self._silence_timer = asyncio.get_running_loop().call_later(after_s, self._check_silence)
+
+    def _check_silence(self) -> None:
+        limit_s = self._relay.idle_timeout_s
+        silent_s = time.monotonic() - self._heard_at
+        if self._upstream is None or not self._upstream.is_reading:
+            self._watch_silence(limit_s)  # it is the client that does not read
+        elif silent_s < limit_s:
+            self._watch_silence(limit_s - silent_s)
+        elif self._answer_status:
+            self._leave_upstream()
+            self._break("timeout")
+        else:
+            self._refuse(faults.upstream_timeout(self._pool.name, limit_s))
+
+    def _refuse(self, fault: Fault) -> None:
+        """Answers with a fault of ours while no answer has begun; afterwards the connection can only be broken."""
+        self._leave_upstream()
+        if self._answer_status:
+            self._break("refused")
+            return
+        self._closes = self._closes or not self._request_is_over
+        self._answer_status = fault.status
+        self._client.transport.write(answers.fault(fault, self.request, close=self._closes))
+        self._end(_END_OF.get(fault.code, "refused"), fault)
+        self._client.exchange_over(keep_alive=not self._closes)
+
+    def _break(self, end: End) -> None:
+        """Ends an answer that has begun, so that the client sees that it is incomplete: never a short success."""
+        if not self._is_over:
+            self._end(end)
+            self._client.cut(reset=self.request.is_http_1_0 or self._answer_framing == UNTIL_CLOSE)
+
+    def _answer_preflight(self) -> None:
+        self._answer_status = 204
+        self._client.transport.write(answers.preflight(self.request))
+        self._end("complete")
+        self._client.exchange_over(keep_alive=not (self._closes or self.request.body))
+
+    def _leave_upstream(self) -> None:
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.leave()
+
+    def _end(self, end: End, fault: Fault | None = None) -> None:
+        """Book-keeping, once per exchange."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._relay.exchanges.discard(self)
+        if self._relay.is_draining:
+            self._relay.ended.set()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        request = self.request
+        first_byte_s = self._first_byte_at - self._started_at if self._first_byte_at else None
+        self._relay.log.ended(
+            ExchangeRecord(
+                request.method,
+                request.route,
+                self._answer_status,
+                end,
+                request.source,
+                request.session_id,
+                request.request_id,
+                first_byte_s,
+                time.monotonic() - self._started_at,
+                self._answer_bytes,
+                fault,
+            )
+        )
+
+
+_END_OF: dict[FaultCode, End] = {
+    FaultCode.UPSTREAM_UNREACHABLE: "upstream_broke",
+    FaultCode.UPSTREAM_PROTOCOL_ERROR: "upstream_broke",
+    FaultCode.UPSTREAM_TIMEOUT: "timeout",
+}

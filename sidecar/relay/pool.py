@@ -1,0 +1,234 @@
+"""Which connection an exchange gets: a fresh one, a spare, or one that has served before.
+
+Law: a request that must not be sent twice never meets a connection that may have gone stale. There is no retry for it,
+since nobody can tell whether a silent upstream has begun to work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohappyeyeballs
+
+from sidecar.faults import Fault, upstream_unreachable
+from sidecar.relay.upstream import Upstream
+
+_FRESH_ENOUGH_S = 0.001
+"""A connection that ended an answer this long ago is proven alive: no server closes idle ones that soon."""
+_IDLE_LIMIT_S = 60.0
+"""Longest a connection waits for a safe request. Most servers close after 5 to 75 s; a stale one costs a safe
+request only a second try."""
+_IDLE_MOST = 256
+_SPARE_LIMIT_S = 15.0
+"""Longest an unused spare is trusted. Servers give a new connection 30 to 60 s to send its first request."""
+_BUSY_WINDOW_S = 120.0
+"""Spares are renewed for this long after the last request; a quiet sidecar opens nothing."""
+_SWEEP_S = 5.0
+
+KEEP_ALIVE_OPTIONS = tuple(
+    (getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+)
+"""Agents are silent for many minutes; a dead peer or a forgetful NAT must be told from a working one."""
+
+Factory = Callable[[], Upstream]
+Connector = Callable[[Factory], Awaitable[Upstream]]
+"""Opens one connection. Raises OSError, ssl.SSLError or TimeoutError."""
+
+
+class Pool:
+    """The connections to one upstream."""
+
+    def __init__(self, name: str, connector: Connector, *, connect_timeout_s: float, keeps_spares: bool) -> None:
+        """`name` is the address that faults show. `keeps_spares`: opening is dear (TLS), so one is opened ahead."""
+        self.name = name
+        self._connector = connector
+        self._connect_timeout_s = connect_timeout_s
+        self._keeps_spares = keeps_spares
+        self._idle: list[Upstream] = []
+        self._spares: list[Upstream] = []
+        self._spare_limit_s = _SPARE_LIMIT_S
+        self._answers_again = False
+        self.in_use = 0
+        """Connections with an exchange on them."""
+        self._asked_at = 0.0
+        self._opening: asyncio.Task[None] | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    # Taking and giving back
+
+    def take(self, *, is_safe: bool) -> Upstream | None:
+        """An open connection that suits the request, or None: then `connect` makes one.
+
+        `is_safe`: the request has no body and a safe method, so it may be sent again (RFC 9110, 9.2.1). Any other takes
+        a connection that ended an answer a moment ago, on an upstream that is known to answer twice on one connection
+        or is busy doing so, or else an unused spare.
+        """
+        self._asked_at = now = time.monotonic()
+        while self._idle:
+            newest = self._idle[-1]
+            if not newest.is_open:
+                self._idle.pop()
+            elif is_safe or (now - newest.idle_since <= _FRESH_ENOUGH_S and (self._answers_again or self.in_use > 0)):
+                return self._idle.pop()
+            else:
+                break
+        while self._spares:
+            spare = self._spares.pop()
+            self._renew_spare()
+            if spare.is_open and now - spare.opened_at <= self._spare_limit_s:
+                return spare
+            spare.leave()
+        return None
+
+    def give_back(self, upstream: Upstream) -> None:
+        """Called by a connection after a complete answer, when it could carry another exchange."""
+        if upstream.served > 1:
+            self._answers_again = True
+        if self._is_closed or len(self._idle) >= _IDLE_MOST:
+            upstream.leave()
+            return
+        upstream.idle_since = time.monotonic()
+        self._idle.append(upstream)
+        self._watch()
+
+    def forget(self, upstream: Upstream) -> None:
+        """Called by a connection that is gone."""
+        if upstream in self._idle:
+            self._idle.remove(upstream)
+        elif upstream in self._spares:
+            self._spares.remove(upstream)
+            # It was closed under our hands: trust the next ones for less than that.
+            self._spare_limit_s = min(self._spare_limit_s, (time.monotonic() - upstream.opened_at) / 2)
+
+    def distrust(self) -> None:
+        """A reused connection died without an answer: this upstream closes them early."""
+        self._answers_again = False
+
+    # Opening
+
+    async def connect(self) -> Upstream:
+        """A fresh connection. Raises the fault `upstream_unreachable`, in words, within the connect timeout."""
+        upstream = await self._open()
+        self._renew_spare()
+        return upstream
+
+    async def _open(self) -> Upstream:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                return await self._connector(lambda: Upstream(self))
+        except TimeoutError as exc:
+            why = f"it did not answer within {self._connect_timeout_s:g} s"
+            raise upstream_unreachable(self.name, why, detail=repr(exc)) from exc
+        except OSError as exc:
+            raise _unreachable(self.name, exc) from exc
+
+    def _renew_spare(self) -> None:
+        if self._keeps_spares and not self._is_closed and self._opening is None and not self._spares:
+            self._opening = asyncio.get_running_loop().create_task(self._open_spare())
+
+    async def _open_spare(self) -> None:
+        try:
+            with contextlib.suppress(Fault):  # the next request finds out, and says it to somebody
+                spare = await self._open()
+                if self._is_closed:
+                    spare.leave()
+                else:
+                    self._spares.append(spare)
+                    self._watch()
+        finally:
+            self._opening = None
+
+    # Housekeeping
+
+    def _watch(self) -> None:
+        if self._sweep is None and not self._is_closed:
+            self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._drop_old)
+
+    def _drop_old(self) -> None:
+        self._sweep = None
+        now = time.monotonic()
+        for upstream in [u for u in self._idle if now - u.idle_since > _IDLE_LIMIT_S]:
+            self._idle.remove(upstream)
+            upstream.leave()
+        for spare in [s for s in self._spares if now - s.opened_at > self._spare_limit_s - _SWEEP_S]:
+            self._spares.remove(spare)
+            spare.leave()
+            if now - self._asked_at < _BUSY_WINDOW_S and self._spare_limit_s > 2 * _SWEEP_S:
+                self._renew_spare()
+        if self._idle or self._spares:
+            self._watch()
+
+    async def close(self) -> None:
+        """Leaves every idle connection; exchanges that run keep theirs."""
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        for upstream in (*self._idle, *self._spares):
+            upstream.leave()
+        self._idle.clear()
+        self._spares.clear()
+
+
+def tcp_connector(host: str, port: int, tls: ssl.SSLContext | None) -> Connector:
+    """Opens connections to a host, trying each of its addresses in turn (RFC 8305), verified where `tls` is given."""
+    host_is_literal = _is_ip_literal(host)
+
+    async def open_connection(factory: Factory) -> Upstream:
+        loop = asyncio.get_running_loop()
+        if host_is_literal:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            infos = [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
+        else:
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)  # type: ignore[assignment]
+        # Never through a proxy: HTTP_PROXY and its kin are not looked at, the gateway is called directly.
+        sock = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=0.25)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_tcp_alive(sock)
+        _, upstream = await loop.create_connection(factory, sock=sock, ssl=tls, server_hostname=host if tls else None)
+        return upstream
+
+    return open_connection
+
+
+def keep_tcp_alive(sock: socket.socket) -> None:
+    """Lets the kernel find out about a peer that vanished, within about a minute."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE_OPTIONS:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _is_ip_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _unreachable(name: str, exc: OSError) -> Fault:
+    detail = repr(exc)
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        why = f"its certificate was not accepted ({exc.verify_message})"
+    elif isinstance(exc, ssl.SSLError):
+        why = "it does not speak TLS as expected"
+    elif isinstance(exc, ConnectionRefusedError):
+        why = "nothing listens there (connection refused)"
+    elif isinstance(exc, socket.gaierror):
+        why = "its name could not be resolved"
+    elif isinstance(exc, ConnectionResetError):
+        why = "it closed the connection while it was being opened"
+    else:
+        why = f"the connection failed ({exc.strerror or type(exc).__name__})"
+    return upstream_unreachable(name, why, detail=detail)

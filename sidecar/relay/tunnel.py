@@ -1,0 +1,67 @@
+"""A tunnel after 101 Switching Protocols: bytes both ways, untouched, until either side ends it.
+
+Frames, sub-protocols, close codes and reasons belong to the two ends; the sidecar does not read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+TunnelEndReason = Literal["complete", "client_left", "upstream_broke"]
+
+
+class Tunnel:
+    """Joins the client's and the upstream's transport; says once how it ended."""
+
+    def __init__(
+        self,
+        client: asyncio.Transport,
+        upstream: asyncio.Transport,
+        on_end: Callable[[TunnelEndReason], None],
+    ) -> None:
+        self._client = _Side(client, lambda exc: on_end("client_left" if exc else "complete"))
+        self._upstream = _Side(upstream, lambda exc: on_end("upstream_broke" if exc else "complete"))
+        self._client.other, self._upstream.other = self._upstream, self._client
+
+    def begin(self, from_client: bytes, from_upstream: bytes) -> None:
+        """Starts with what each side had sent already."""
+        for side in (self._client, self._upstream):
+            side.transport.set_protocol(side)
+        if from_client:
+            self._upstream.transport.write(from_client)
+        if from_upstream:
+            self._client.transport.write(from_upstream)
+
+    def cut(self) -> None:
+        """Breaks both sides off."""
+        self._client.transport.abort()
+        self._upstream.transport.abort()
+
+
+class _Side(asyncio.Protocol):
+    __slots__ = ("_on_lost", "other", "transport")
+
+    def __init__(self, transport: asyncio.Transport, on_lost: Callable[[Exception | None], None]) -> None:
+        self.transport = transport
+        self.other: _Side
+        self._on_lost = on_lost
+
+    def data_received(self, data: bytes) -> None:
+        self.other.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No half-open tunnels: WebSocket ends both ways at once. What came before is still delivered."""
+        self._on_lost(exc)
+        if exc is None:
+            self.other.transport.close()
+        else:
+            self.other.transport.abort()
+
+    def pause_writing(self) -> None:
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self.other.transport.is_closing():
+            self.other.transport.resume_reading()

@@ -1,0 +1,278 @@
+"""One connection to the upstream: sends a request, reads the answer, says what it meant.
+
+Law: bytes reach the receiver only after the framing has accepted them, and each piece leaves in the same call that
+brought it. A connection is offered for reuse only after a complete answer with nothing left over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol, cast
+
+from sidecar.relay import wire
+from sidecar.relay.fields import list_members
+from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, ResponseHead, WireError
+
+if TYPE_CHECKING:
+    from sidecar.relay.pool import Pool
+
+_NO_ANSWER = "it closed the connection without an answer"
+
+
+class Receiver(Protocol):
+    """Whoever asked. Each call happens at most once, in this order, but for `answer_piece`."""
+
+    def answer_head(self, head: ResponseHead, body: int) -> None:
+        """`body` is a length in bytes, CHUNKED or UNTIL_CLOSE. Informational answers are not reported."""
+
+    def answer_upgrade(self, head: ResponseHead, rest: bytes) -> None:
+        """The upstream switched protocols; `rest` already belongs to the new one."""
+
+    def answer_piece(self, piece: bytes) -> None: ...
+
+    def answer_end(self) -> None: ...
+
+    def upstream_lost(self, why: str, *, answered: bool) -> None:
+        """No complete answer will come. `answered`: bytes of one had arrived."""
+
+    def pause_request(self) -> None:
+        """The upstream takes no more for now."""
+
+    def resume_request(self) -> None: ...
+
+
+class Upstream(asyncio.Protocol):
+    """A connection that carries one exchange at a time."""
+
+    __slots__ = (
+        "_bare",
+        "_buffer",
+        "_chunked",
+        "_framing",
+        "_in_body",
+        "_keeps_alive",
+        "_left",
+        "_method",
+        "_pool",
+        "_receiver",
+        "idle_since",
+        "is_open",
+        "is_reading",
+        "opened_at",
+        "request_is_sent",
+        "served",
+        "takes_more",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._receiver: Receiver | None = None
+        self._buffer = b""
+        self._in_body = False
+        self._framing = 0
+        self._left = 0
+        self._chunked: ChunkedBody | None = None
+        self._bare = False
+        self._method = b""
+        self._keeps_alive = True
+        self.request_is_sent = False
+        self.is_open = False
+        self.is_reading = True
+        self.takes_more = True
+        self.served = 0
+        self.opened_at = self.idle_since = time.monotonic()
+
+    # Asking
+
+    def ask(self, receiver: Receiver, method: bytes, head: bytes, *, bare: bool) -> None:
+        """Sends a request head. `bare`: the answer's chunk framing is taken off. The body follows by `send`."""
+        self._receiver = receiver
+        self._pool.in_use += 1
+        self._method = method
+        self._bare = bare
+        self._in_body = False
+        self.request_is_sent = False
+        self.transport.write(head)
+
+    def send(self, piece: bytes) -> None:
+        self.transport.write(piece)
+
+    def leave(self) -> None:
+        """Breaks the exchange off: the upstream sees the connection close at once."""
+        self._detach()
+        self.is_open = False
+        self.transport.abort()
+
+    def _detach(self) -> Receiver | None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            self._pool.in_use -= 1
+        return receiver
+
+    # Reading the answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+
+        self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_body:
+            self._body(data)
+        elif (
+            self._receiver is None
+        ):  # an idle connection has nothing to say: what comes now could answer the wrong turn
+            self.leave()
+            self._pool.forget(self)
+        else:
+            self._head(self._buffer + data if self._buffer else data)
+
+    def _head(self, data: bytes) -> None:
+        assert self._receiver is not None
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if end < 0 and len(data) <= HEAD_LIMIT_BYTES and data[:5] == b"HTTP/"[: len(data)]:
+                self._buffer = data
+                return
+            self._buffer = b""
+            try:
+                if (end < 0 and data[:5] == b"HTTP/") or end > HEAD_LIMIT_BYTES:
+                    raise WireError(f"its header block is larger than {HEAD_LIMIT_BYTES // 1024} KiB")
+                head = wire.parse_response_head(data[: end + 2])
+                if head.status >= 200:
+                    framing = self._judge(head)
+            except WireError as error:
+                self._break_off(str(error), answered=False)
+                return
+            data = data[end + 4 :]
+            if head.status == 101:
+                receiver = self._receiver
+                self._detach()
+                receiver.answer_upgrade(head, data)
+                return
+            if head.status < 200:
+                # Not passed on: a gateway answers for itself (RFC 9110, 3.7), and clients built on Python's
+                # http.client take a 103 for the answer.
+                if not data:
+                    return
+                continue
+            break
+        self._framing = self._left = framing
+        self._in_body = True
+        if framing == CHUNKED:
+            self._chunked = ChunkedBody(bare=self._bare)
+        receiver = self._receiver
+        receiver.answer_head(head, framing)
+        if self._receiver is not receiver:  # the client left while its head was written
+            return
+        if data or framing == 0:
+            self._body(data)
+
+    def _judge(self, head: ResponseHead) -> int:
+        lengths: list[bytes] = []
+        codings: list[bytes] = []
+        keeps_alive = head.minor == 1
+        for name, value in head.fields:
+            size = len(name)
+            if size == 14 and name.lower() == b"content-length":
+                lengths.append(value)
+            elif size == 17 and name.lower() == b"transfer-encoding":
+                codings.append(value)
+            elif size == 10 and name.lower() == b"connection" and b"close" in list_members((value,)):
+                keeps_alive = False
+        self._keeps_alive = keeps_alive
+        return wire.response_body(self._method, head.status, lengths, codings)
+
+    def _body(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            return
+        framing = self._framing
+        if framing == CHUNKED:
+            chunked = self._chunked
+            assert chunked is not None
+            piece = chunked.feed(data)
+            if piece:
+                receiver.answer_piece(piece)
+            if chunked.done:
+                self._complete(chunked.rest)
+            elif chunked.error is not None:
+                self._break_off(chunked.error, answered=True)
+        elif framing == UNTIL_CLOSE:
+            receiver.answer_piece(data)
+        else:
+            left = self._left
+            size = len(data)
+            if size < left:
+                self._left = left - size
+                receiver.answer_piece(data)
+                return
+            if left:
+                receiver.answer_piece(data if size == left else data[:left])
+            self._complete(data[left:])
+
+    def _complete(self, rest: bytes) -> None:
+        receiver = self._detach()
+        self._in_body = False
+        self._chunked = None
+        if receiver is None:  # the client left while its last piece was written
+            return
+        self.served += 1
+        if self._keeps_alive and not rest and self.request_is_sent and self.is_open:
+            self.resume_reading()
+            self._pool.give_back(self)
+        else:
+            self.is_open = False
+            self.transport.abort()
+        receiver.answer_end()
+
+    def _break_off(self, why: str, *, answered: bool) -> None:
+        receiver = self._receiver
+        self.leave()
+        if receiver is not None:
+            receiver.upstream_lost(why, answered=answered)
+
+    # Losing it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._pool.forget(self)
+        receiver = self._detach()
+        if receiver is None:
+            return
+        if self._in_body:
+            if self._framing == UNTIL_CLOSE and exc is None:
+                receiver.answer_end()
+            else:
+                receiver.upstream_lost("it broke off in the middle of its answer", answered=True)
+        elif self._buffer:
+            receiver.upstream_lost("its answer broke off inside the header block", answered=True)
+        else:
+            why = _NO_ANSWER if exc is None else "it reset the connection before it answered"
+            receiver.upstream_lost(why, answered=False)
+
+    # Backpressure, from the upstream and towards it
+
+    def pause_writing(self) -> None:
+        self.takes_more = False
+        if self._receiver is not None:
+            self._receiver.pause_request()
+
+    def resume_writing(self) -> None:
+        self.takes_more = True
+        if self._receiver is not None:
+            self._receiver.resume_request()
+
+    def pause_reading(self) -> None:
+        if self.is_reading and not self.transport.is_closing():
+            self.is_reading = False
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_reading and not self.transport.is_closing():
+            self.is_reading = True
+            self.transport.resume_reading()

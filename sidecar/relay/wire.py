@@ -1,0 +1,238 @@
+"""HTTP/1.1 on the wire, pure: bytes to heads, heads to framing, chunks to pieces.
+
+Law: nothing here does I/O, and nothing is repaired. A message that two readers could understand in two ways is
+refused, since behind the sidecar stands a reader that might take the other one. Source: RFC 9112.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+Field = tuple[bytes, bytes]
+"""A field line as (name as spelled, value without the white space around it)."""
+Fields = list[Field]
+"""Field lines in wire order, repeats included."""
+
+HEAD_LIMIT_BYTES = 65536
+"""Longest header block, each way. Frontends behind single sign-on send cookies of 20 kB and more."""
+
+CHUNKED = -1
+UNTIL_CLOSE = -2
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_VISIBLE = rb"[\x21-\x7e\x80-\xff]++"
+_FIELD_LINE = rb"(%b):[ \t]*+((?:%b(?:[ \t]++%b)*+)?+)[ \t]*+\r\n" % (_TOKEN, _VISIBLE, _VISIBLE)
+_FIELD = re.compile(_FIELD_LINE)
+_FIELD_BLOCK = re.compile(rb"(?:%b)*+" % _FIELD_LINE.replace(b"(" + _TOKEN + b")", _TOKEN).replace(b"((?:", b"(?:(?:"))
+_REQUEST_LINE = re.compile(rb"(%b) (%b) HTTP/1\.([01])\r\n" % (_TOKEN, _VISIBLE))
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*+))?+\r\n")
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,16})([ \t]*+;[\t\x20-\x7e\x80-\xff]*+)?+\r\n")
+_CHUNK_SIZE_LIMIT_BYTES = 4096
+_TRAILER_LIMIT_BYTES = 16384
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+
+
+class WireError(ValueError):
+    """The bytes are not the HTTP/1.1 that the sidecar passes on; the text says which rule they break."""
+
+
+class RequestHead(NamedTuple):
+    method: bytes
+    target: bytes
+    minor: int
+    """The 0 or 1 of HTTP/1.0 or HTTP/1.1."""
+    fields: Fields
+
+
+class ResponseHead(NamedTuple):
+    minor: int
+    status: int
+    reason: bytes
+    fields: Fields
+
+
+def parse_request_head(block: bytes) -> RequestHead:
+    """The request line and fields of `block`, which ends with the CRLF of its last line.
+
+    Raises WireError for whatever RFC 9112, 3 and 5 do not allow: folded lines, blanks before a colon, bare CR or LF,
+    control characters. The target is kept byte for byte.
+    """
+    line = _REQUEST_LINE.match(block)
+    if line is None:
+        raise WireError("the request line is malformed")
+    method, target, minor = line.groups()
+    return RequestHead(method, target, minor[0] - 48, _fields(block, line.end()))
+
+
+def parse_response_head(block: bytes) -> ResponseHead:
+    """The status line and fields of `block`, which ends with the CRLF of its last line. Raises WireError."""
+    line = _STATUS_LINE.match(block)
+    if line is None:
+        raise WireError("its first line is not an HTTP/1.1 status line")
+    minor, status, reason = line.groups()
+    return ResponseHead(minor[0] - 48, int(status), reason or b"", _fields(block, line.end()))
+
+
+def _fields(block: bytes, start: int) -> Fields:
+    whole = _FIELD_BLOCK.match(block, start)
+    if whole is None or whole.end() != len(block):
+        raise WireError(_why_malformed(block[whole.end() if whole else start :]))
+    return _FIELD.findall(block, start)
+
+
+def _why_malformed(rest: bytes) -> str:
+    line = rest.split(b"\r\n", 1)[0]
+    name, colon, _ = line.partition(b":")
+    if line[:1] in (b" ", b"\t"):
+        return "a header field is folded over two lines"
+    if not colon:
+        return "a header line has no colon"
+    if name.rstrip(b" \t") != name:
+        return "a blank stands before a header's colon"
+    if re.fullmatch(_TOKEN, name) is None:
+        return "a header name has a forbidden character"
+    return "a header value has a control character"
+
+
+def request_body(minor: int, lengths: list[bytes], codings: list[bytes]) -> int:
+    """The body's length in bytes, or CHUNKED.
+
+    Takes the values of all Content-Length and Transfer-Encoding lines. Anything but one plain reading is a WireError:
+    RFC 9112, 6.3 lets a server pick a reading, and picking is what request smuggling lives on.
+    """
+    if codings:
+        if lengths:
+            raise WireError("it has both Content-Length and Transfer-Encoding")
+        if minor == 0:
+            raise WireError("an HTTP/1.0 request cannot have Transfer-Encoding")
+        if len(codings) != 1 or codings[0].lower() != b"chunked":
+            raise WireError("its Transfer-Encoding is something other than chunked")
+        return CHUNKED
+    if not lengths:
+        return 0
+    if len(lengths) != 1:
+        raise WireError("it has more than one Content-Length")
+    return _length(lengths[0])
+
+
+def response_body(method: bytes, status: int, lengths: list[bytes], codings: list[bytes]) -> int:
+    """The body's length in bytes, CHUNKED, or UNTIL_CLOSE. Raises WireError. Source: RFC 9112, 6.3."""
+    if method == b"HEAD" or status in (204, 304):
+        return 0
+    if codings:
+        if lengths:
+            raise WireError("it has both Content-Length and Transfer-Encoding")
+        if len(codings) != 1 or codings[0].lower() != b"chunked":
+            raise WireError("its Transfer-Encoding is something other than chunked")
+        return CHUNKED
+    if not lengths:
+        return UNTIL_CLOSE
+    if any(length != lengths[0] for length in lengths):
+        raise WireError("it has two different Content-Lengths")
+    return _length(lengths[0])
+
+
+def _length(value: bytes) -> int:
+    if _LENGTH.fullmatch(value) is None:
+        raise WireError("its Content-Length is not a number")
+    return int(value)
+
+
+class ChunkedBody:
+    """Follows a chunked body as it passes, and hands on only what it has understood.
+
+    `feed` returns the bytes to pass on: the sender's own chunks as they came, without chunk extensions and trailer
+    fields, which belong to one hop (RFC 9112, 7.1.1 and 7.1.2). With `bare` it returns the payload alone, for readers
+    that know no chunks. After the last chunk `done` is true and `rest` holds what follows the body. At the first byte
+    that is not chunked coding `error` is set, and `feed` has returned what came before it.
+    """
+
+    __slots__ = ("_bare", "_held", "_in_trailers", "_left", "done", "error", "rest")
+
+    def __init__(self, *, bare: bool = False) -> None:
+        self._bare = bare
+        self._left = 0  # bytes of the current chunk still to come, its closing CRLF included
+        self._held = b""  # an incomplete size line or trailer section: nothing of the payload
+        self._in_trailers = False
+        self.done = False
+        self.rest = b""
+        self.error: str | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        if self._in_trailers:
+            return self._end(data, 0)
+        end = len(data)
+        position = clean_from = 0
+        kept: list[bytes] = []
+        while position < end:
+            left = self._left
+            if left:
+                step = left if left <= end - position else end - position
+                after = left - step
+                if after < 2:
+                    seen = 2 - after
+                    here = seen if seen <= step else step
+                    if data[position + step - here : position + step] != b"\r\n"[seen - here : seen]:
+                        self.error = "a chunk is longer than it says"
+                        end = position + step - here
+                        break
+                if self._bare:
+                    kept.append(data[position : position + min(step, max(0, left - 2))])
+                self._left = after
+                position += step
+                continue
+            line = _CHUNK_SIZE.match(data, position)
+            if line is None:
+                end = position
+                rest = data[position:]
+                if b"\n" in rest or len(rest) > _CHUNK_SIZE_LIMIT_BYTES or _cannot_become_size_line(rest):
+                    self.error = "a chunk size is malformed"
+                else:
+                    self._held = rest
+                break
+            size = int(line[1], 16)
+            if size == 0:
+                if not self._bare:
+                    kept.append(data[clean_from:position])
+                kept.append(self._end(data, line.end()))
+                return b"".join(kept)
+            if line[2] is not None and not self._bare:
+                kept += (data[clean_from:position], line[1], b"\r\n")
+                clean_from = line.end()
+            self._left = size + 2
+            position = line.end()
+        if self._bare:
+            return b"".join(kept)
+        if kept:
+            kept.append(data[clean_from:end])
+            return b"".join(kept)
+        return data if end == len(data) else data[:end]
+
+    def _end(self, data: bytes, start: int) -> bytes:
+        """Reads the trailer section that begins at `start`; its fields are dropped."""
+        if data.startswith(b"\r\n", start):
+            after = start + 2
+        else:
+            blank = data.find(b"\r\n\r\n", start)
+            if blank < 0:
+                rest = data[start:]
+                if len(rest) > _TRAILER_LIMIT_BYTES:
+                    self.error = "the trailer section is too long"
+                self._in_trailers = True
+                self._held = rest
+                return b""
+            after = blank + 4
+            if _FIELD_BLOCK.fullmatch(data, start, blank + 2) is None:
+                self.error = "a trailer field is malformed"
+                return b""
+        self.done = True
+        self.rest = data[after:]
+        return b"" if self._bare else b"0\r\n\r\n"
+
+
+def _cannot_become_size_line(partial: bytes) -> bool:
+    return re.fullmatch(rb"[0-9a-fA-F]{1,16}+(?:[ \t]*+(?:;[\t\x20-\x7e\x80-\xff]*+)?+)\r?", partial) is None

@@ -1,0 +1,1 @@
+"""Continuity: which gateway session a request belongs to."""

@@ -1,0 +1,1 @@
+"""What the sidecar says about itself: logs and metrics."""

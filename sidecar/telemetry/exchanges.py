@@ -1,0 +1,103 @@
+"""One log line per exchange, at its end.
+
+Law: ending an exchange costs the data path one append. Lines are rendered and written together, a moment later, since
+rendering them one by one would cost a busy sidecar more than relaying does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from sidecar.faults import Fault
+
+End = Literal["complete", "client_left", "upstream_broke", "timeout", "drained", "refused"]
+"""The ends of an exchange, everywhere: log, metric, test."""
+
+_GATHER_S = 0.05
+
+Sink = Callable[[str, Mapping[str, object]], None]
+"""Takes a level and the line's keys."""
+
+
+class ExchangeRecord(NamedTuple):
+    method: bytes
+    route: str
+    """A name from a closed list, never a path."""
+    status: int
+    end: End
+    source: str
+    """Where the session id came from."""
+    session_id: bytes | None
+    request_id: bytes
+    first_byte_s: float | None
+    duration_s: float
+    answer_bytes: int
+    fault: Fault | None
+
+
+class ExchangeLog:
+    """Gathers the records of ended exchanges and hands them to a sink as lines."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._records: list[tuple[float, ExchangeRecord]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ended(self, record: ExchangeRecord) -> None:
+        self._records.append((time.time(), record))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self.flush)
+
+    def refused(self, fault: Fault) -> None:
+        """Bytes that never became a request were refused."""
+        self._sink("info", {"event": "connection_refused", "code": fault.code.code, "status": fault.status})
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        records, self._records = self._records, []
+        for ended_at, record in records:
+            level = "warning" if record.end in ("upstream_broke", "timeout") else "info"
+            self._sink(level, line_of(ended_at, record))
+
+
+def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
+    """The keys of a record's line. Ids that open a conversation stand in it only as short hashes."""
+    line: dict[str, object] = {
+        "event": "exchange_ended",
+        "timestamp": datetime.fromtimestamp(ended_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "outcome": record.end,
+        "status": record.status,
+        "method": record.method.decode("latin-1")[:16],
+        "route": record.route,
+        "source": record.source,
+        "duration_ms": round(record.duration_s * 1000, 1),
+        "bytes": record.answer_bytes,
+        "request_id": record.request_id.decode("latin-1")[:64],
+    }
+    if record.session_id is not None:
+        line["session"] = short_hash(record.session_id)
+    if record.first_byte_s is not None:
+        line["first_byte_ms"] = round(record.first_byte_s * 1000, 1)
+    if record.fault is not None:
+        line["code"] = record.fault.code.code
+        line["reason"] = record.fault.message
+        if record.fault.detail:
+            line["detail"] = record.fault.detail
+    return line
+
+
+def short_hash(value: bytes) -> str:
+    """Enough to find the lines of one conversation, not enough to enter it."""
+    return hashlib.sha256(value).hexdigest()[:8]
+
+
+def as_json(level: str, line: Mapping[str, object]) -> str:
+    return json.dumps({**line, "level": level}, ensure_ascii=False, separators=(",", ":"))
