@@ -25,7 +25,7 @@ class ConfigFaults(Exception):
     """The configuration cannot be used. `faults`: a line each, made for a person."""
 
     def __init__(self, faults: Sequence[str]) -> None:
-        self.faults = [_one_line(fault) for fault in faults]
+        self.faults = [words.one_line(fault) for fault in faults]
         super().__init__("; ".join(self.faults))
 
 
@@ -100,8 +100,3 @@ def _add_secrets(settings: Settings, environ: Mapping[str, str]) -> list[Finding
         except ValueError as exc:
             findings.append(Finding("listen.tokens_file", f"names a file that {exc}"))
     return findings
-
-
-def _one_line(text: str) -> str:
-    # A key of the file may hold line breaks, if it stands in quotes.
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

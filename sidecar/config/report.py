@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from sidecar.config.models import Settings
-from sidecar.config.words import sections
+from sidecar.config.words import one_line, sections
 
 
 def describe(settings: Settings) -> str:
     """The effective configuration as TOML, secrets only as `set` or `not set`."""
-    origin = f"file: {settings.source_file}" if settings.source_file else "no file: defaults"
+    origin = f"file: {one_line(str(settings.source_file))}" if settings.source_file else "no file: defaults"
     lines = [f"# {origin}, and HERMES_SIDECAR_ variables of the environment"]
     for name in sections():
         section: BaseModel = getattr(settings, name)

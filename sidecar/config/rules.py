@@ -38,7 +38,7 @@ def filename(value: object) -> object:
     """A path with `~` expanded. A relative one counts from the directory that the sidecar is started in."""
     if not isinstance(value, str):
         return value
-    if not value or "\0" in value:
+    if not value or not value.isprintable():
         raise ValueError("is no path; leave the key out for none")
     try:
         return Path(value).expanduser()

@@ -49,6 +49,11 @@ class Finding(NamedTuple):
         return f"{self.key}{self.within}: {self.reason}{origin}"
 
 
+def one_line(text: str) -> str:
+    """`text` with what could break a line or a terminal as `?`: a quoted key, or a path, may hold anything."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def variable(key: str) -> str:
     """The environment variable for "section.key"."""
     return f"{ENV_PREFIX}{key.replace('.', '__')}".upper()

@@ -17,6 +17,7 @@ from sidecar.faults import Fault, header_too_large, invalid_request
 from sidecar.relay import answers, wire
 from sidecar.relay.handler import Exchange, Relay
 from sidecar.relay.pool import keep_tcp_alive
+from sidecar.relay.upstream import POLL_HANG_UP
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, ChunkedBody, WireError
 
 _READ_AHEAD_BYTES = 65536
@@ -26,7 +27,6 @@ _LINGER_S = 30.0
 client might never read why it was refused (RFC 9112, 9.6)."""
 _LEAVE_CHECK_S = 0.2
 """How often a client that is not being read is looked at: its closing then shows only in a poll."""
-_POLL_HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class Downstream(asyncio.Protocol):
@@ -254,7 +254,7 @@ class Downstream(asyncio.Protocol):
     def _watch_for_leaving(self) -> None:
         """A paused transport does not report that the client closed; the socket does, when it is asked."""
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), _POLL_HANG_UP)
+        poll.register(self.transport.get_extra_info("socket").fileno(), POLL_HANG_UP)
         if poll.poll(0):
             self.transport.abort()
         else:

@@ -19,8 +19,9 @@ import aiohappyeyeballs
 from sidecar.faults import Fault, upstream_unreachable
 from sidecar.relay.upstream import Upstream
 
-_FRESH_ENOUGH_S = 0.001
-"""A connection that ended an answer this long ago is proven alive: no server closes idle ones that soon."""
+_PROVEN_S = 0.005
+"""A connection that ended an answer this short a time ago, and shows no hang-up, is proven alive: servers close idle
+ones after seconds. Longer than one turn of a busy event loop, else a burst would open connections without need."""
 _IDLE_LIMIT_S = 60.0
 """Longest a connection waits for a safe request. Most servers close after 5 to 75 s; a stale one costs a safe
 request only a second try."""
@@ -30,6 +31,8 @@ _SPARE_LIMIT_S = 15.0
 _BUSY_WINDOW_S = 120.0
 """Spares are renewed for this long after the last request; a quiet sidecar opens nothing."""
 _SWEEP_S = 5.0
+_NEXT_ADDRESS_S = 0.25
+"""When a name has several addresses, the next one is tried after this silence (RFC 8305, 8)."""
 
 KEEP_ALIVE_OPTIONS = tuple(
     (getattr(socket, name), value)
@@ -75,16 +78,17 @@ class Pool:
         self._asked_at = now = time.monotonic()
         while self._idle:
             newest = self._idle[-1]
-            if not newest.is_open:
+            if not newest.is_open or newest.has_hung_up():
                 self._idle.pop()
-            elif is_safe or (now - newest.idle_since <= _FRESH_ENOUGH_S and (self._answers_again or self.in_use > 0)):
+                newest.leave()
+            elif is_safe or (now - newest.idle_since <= _PROVEN_S and (self._answers_again or self.in_use)):
                 return self._idle.pop()
             else:
                 break
         while self._spares:
             spare = self._spares.pop()
             self._renew_spare()
-            if spare.is_open and now - spare.opened_at <= self._spare_limit_s:
+            if spare.is_open and not spare.has_hung_up() and now - spare.opened_at <= self._spare_limit_s:
                 return spare
             spare.leave()
         return None
@@ -187,16 +191,18 @@ def tcp_connector(host: str, port: int, tls: ssl.SSLContext | None) -> Connector
 
     async def open_connection(factory: Factory) -> Upstream:
         loop = asyncio.get_running_loop()
-        if host_is_literal:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            infos = [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
-        else:
-            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)  # type: ignore[assignment]
         # Never through a proxy: HTTP_PROXY and its kin are not looked at, the gateway is called directly.
-        sock = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=0.25)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_tcp_alive(sock)
-        _, upstream = await loop.create_connection(factory, sock=sock, ssl=tls, server_hostname=host if tls else None)
+        if host_is_literal:
+            _, upstream = await loop.create_connection(
+                factory, host, port, ssl=tls, server_hostname=host if tls else None
+            )
+        else:
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            sock = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=_NEXT_ADDRESS_S)
+            _, upstream = await loop.create_connection(
+                factory, sock=sock, ssl=tls, server_hostname=host if tls else None
+            )
+        keep_tcp_alive(upstream.transport.get_extra_info("socket"))
         return upstream
 
     return open_connection

@@ -7,15 +7,16 @@ brought it. A connection is offered for reuse only after a complete answer with 
 from __future__ import annotations
 
 import asyncio
+import select
 import time
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from sidecar.relay import wire
 from sidecar.relay.fields import list_members
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, ResponseHead, WireError
 
-if TYPE_CHECKING:
-    from sidecar.relay.pool import Pool
+POLL_HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+"""What a socket shows when its peer has closed, unread data or not."""
 
 _NO_ANSWER = "it closed the connection without an answer"
 
@@ -42,6 +43,19 @@ class Receiver(Protocol):
     def resume_request(self) -> None: ...
 
 
+class Owner(Protocol):
+    """Whoever keeps the connections."""
+
+    in_use: int
+    """Connections with an exchange on them."""
+
+    def give_back(self, upstream: Upstream) -> None:
+        """After a complete answer: it could carry another exchange."""
+
+    def forget(self, upstream: Upstream) -> None:
+        """It is gone."""
+
+
 class Upstream(asyncio.Protocol):
     """A connection that carries one exchange at a time."""
 
@@ -50,11 +64,12 @@ class Upstream(asyncio.Protocol):
         "_buffer",
         "_chunked",
         "_framing",
+        "_hang_up",
         "_in_body",
         "_keeps_alive",
         "_left",
         "_method",
-        "_pool",
+        "_owner",
         "_receiver",
         "idle_since",
         "is_open",
@@ -68,8 +83,8 @@ class Upstream(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self._receiver: Receiver | None = None
         self._buffer = b""
         self._in_body = False
@@ -91,7 +106,7 @@ class Upstream(asyncio.Protocol):
     def ask(self, receiver: Receiver, method: bytes, head: bytes, *, bare: bool) -> None:
         """Sends a request head. `bare`: the answer's chunk framing is taken off. The body follows by `send`."""
         self._receiver = receiver
-        self._pool.in_use += 1
+        self._owner.in_use += 1
         self._method = method
         self._bare = bare
         self._in_body = False
@@ -110,7 +125,7 @@ class Upstream(asyncio.Protocol):
     def _detach(self) -> Receiver | None:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
-            self._pool.in_use -= 1
+            self._owner.in_use -= 1
         return receiver
 
     # Reading the answer
@@ -119,6 +134,12 @@ class Upstream(asyncio.Protocol):
 
         self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
         self.is_open = True
+        self._hang_up = select.poll()
+        self._hang_up.register(transport.get_extra_info("socket").fileno(), POLL_HANG_UP)
+
+    def has_hung_up(self) -> bool:
+        """Whether the upstream has closed, even if the event loop has not heard of it yet."""
+        return bool(self._hang_up.poll(0))
 
     def data_received(self, data: bytes) -> None:
         if self._in_body:
@@ -127,7 +148,7 @@ class Upstream(asyncio.Protocol):
             self._receiver is None
         ):  # an idle connection has nothing to say: what comes now could answer the wrong turn
             self.leave()
-            self._pool.forget(self)
+            self._owner.forget(self)
         else:
             self._head(self._buffer + data if self._buffer else data)
 
@@ -224,7 +245,7 @@ class Upstream(asyncio.Protocol):
         self.served += 1
         if self._keeps_alive and not rest and self.request_is_sent and self.is_open:
             self.resume_reading()
-            self._pool.give_back(self)
+            self._owner.give_back(self)
         else:
             self.is_open = False
             self.transport.abort()
@@ -240,7 +261,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        self._pool.forget(self)
+        self._owner.forget(self)
         receiver = self._detach()
         if receiver is None:
             return

@@ -142,9 +142,10 @@ async def test_verify_is_interrupted_without_a_traceback(number: signal.Signals,
     """The gateway takes the connection and is silent, so that the check is surely under way."""
     asked = asyncio.Event()
 
-    async def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.set()
-        await writer.wait_closed()
+        await reader.read()  # until the sidecar leaves
+        writer.close()
 
     silent = await asyncio.start_server(take, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]

@@ -59,7 +59,8 @@ class SidecarProcess:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop()
+        code = await self.stop()
+        assert code == 0, f"the sidecar ended with {code}:\n{self.log}"
 
     @property
     def log(self) -> str:
@@ -74,7 +75,8 @@ class SidecarProcess:
                 code = await self._process.wait()
         except TimeoutError:
             self._process.kill()
-            code = await self._process.wait()
+            await self._process.wait()
+            pytest.fail(f"the sidecar did not end within {_STOP_LIMIT_S:g} s after SIGTERM:\n{self.log}")
         await self._reading
         return code
 

@@ -47,6 +47,8 @@ def keyed(*lines: str, path: Path) -> str:
         pytest.param("listen.unix_socket", "", "is no path", id="socket-empty"),
         pytest.param("listen.unix_socket", "/run/" + "x" * 103, "is longer than the 107 bytes", id="socket-too-long"),
         pytest.param("listen.unix_socket", "~no-such-user/s", "no such home directory", id="socket-unknown-home"),
+        pytest.param("listen.unix_socket", "/run/a\nb", "is no path", id="socket-with-line-break"),
+        pytest.param("listen.unix_socket", "/run/a\udcff", "is no path", id="socket-not-utf8"),
         pytest.param("listen.unix_socket", 5, "must be a path in quotes", id="socket-number"),
         pytest.param("listen.workers", 0, "must be at least 1", id="workers-none"),
         pytest.param("listen.workers", 257, "must be at most 256", id="workers-too-many"),
