@@ -131,6 +131,7 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings, sink: Sink) -> int:
     log = structlog.get_logger()
+    signals = _Signals()  # before anybody is told that we listen: a service manager may stop us at once
     try:
         running = await start(settings, sink)
     except OSError as error:
@@ -141,7 +142,6 @@ async def _serve(settings: Settings, sink: Sink) -> int:
         log.warning("not_built_yet", message=sentence)
     gc.collect()
     gc.freeze()  # what exists now stays for good: full collections need not walk it
-    signals = _Signals()
     await signals.first.wait()
     log.info("draining", grace_s=settings.shutdown.grace_s)
     drain = asyncio.ensure_future(running.drain(settings.shutdown.grace_s))

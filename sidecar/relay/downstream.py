@@ -118,9 +118,8 @@ class Downstream(asyncio.Protocol):
             return
         data = data[end + 4 :]
         exchange = self._exchange = Exchange(self._relay, self, head)
-        exchange.begin(body_is_here=bool(data))
-        if self._exchange is not exchange:  # answered or refused at once; `data` is the start of what follows
-            if data and not self._is_lingering:
+        if not exchange.begin():
+            if data and not self._is_lingering:  # the connection goes on; what is there already waits for its turn
                 self._buffer = data
                 asyncio.get_running_loop().call_soon(self._go_on)
             return
@@ -129,9 +128,10 @@ class Downstream(asyncio.Protocol):
             self._chunked = ChunkedBody()
         if body == 0:
             self._buffer = data
-            exchange.request_end()
         elif data:
             self._body(data)
+        if self._exchange is exchange:
+            exchange.ask()
 
     def _body(self, data: bytes) -> None:
         exchange = self._exchange

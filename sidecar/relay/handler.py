@@ -110,10 +110,10 @@ class Exchange:
 
     # Admission
 
-    def begin(self, *, body_is_here: bool) -> None:
-        """Admits the request and asks the upstream, or answers at once.
+    def begin(self) -> bool:
+        """Admits the request, or answers it at once: then it is over, and the answer is False.
 
-        `body_is_here`: some of the body came with the head, so nobody waits for 100 Continue.
+        What is there of the body comes next by `request_piece`, and then `ask`.
         """
         request, relay = self.request, self._relay
         relay.exchanges.add(self)
@@ -126,19 +126,17 @@ class Exchange:
         self._closes = request.wants_close
         if refusal is not None:
             self._refuse(refusal)
-            return
-        if request.is_preflight:
+        elif request.is_preflight:
             self._answer_preflight()
-            return
-        if request.is_own:
+        elif request.is_own:
             self._pool = relay.own_pages
-        if request.expects_continue and not body_is_here:
-            self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._ask()
+        return not self._is_over
 
     # Asking the upstream
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        if self.request.expects_continue and not self._held_back:
+            self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         upstream = self._pool.take(is_safe=self.request.is_safe)
         if upstream is not None:
             self._send(upstream)
@@ -158,10 +156,9 @@ class Exchange:
     def _send(self, upstream: Upstream) -> None:
         request = self.request
         self._upstream = upstream
-        upstream.ask(self, request.method, request.head, bare=request.is_http_1_0)
-        for piece in self._held_back:
-            upstream.send(piece)
+        start = request.head + b"".join(self._held_back) if self._held_back else request.head
         self._held_back.clear()
+        upstream.ask(self, request.method, start, bare=request.is_http_1_0)
         upstream.request_is_sent = self._request_is_over
         if self._held_bytes > _HELD_BACK_BYTES and upstream.takes_more:
             self._client.resume_reading()
@@ -173,7 +170,7 @@ class Exchange:
         if self._upstream is not None:
             self._heard_at = time.monotonic()
             self._upstream.send(piece)
-        elif self._connecting is not None:
+        elif not self._is_over:
             self._held_back.append(piece)
             self._held_bytes += len(piece)
             if self._held_bytes > _HELD_BACK_BYTES:
@@ -197,13 +194,15 @@ class Exchange:
 
     # Relaying the answer
 
-    def answer_head(self, head: ResponseHead, body: int) -> None:
+    def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
         self._first_byte_at = self._heard_at = time.monotonic()
         self._answer_status = head.status
         self._answer_framing = body
+        self._answer_bytes = len(piece)
         if body == UNTIL_CLOSE:
             self._closes = True
-        self._client.transport.write(answers.relayed_head(self.request, head, body, close=self._closes))
+        # One write for head and piece, for the same reason as in Upstream.ask.
+        self._client.transport.write(answers.relayed_head(self.request, head, body, close=self._closes) + piece)
 
     def answer_piece(self, piece: bytes) -> None:
         self._heard_at = time.monotonic()

@@ -21,7 +21,11 @@ from sidecar.relay.upstream import Upstream
 
 _PROVEN_S = 0.005
 """A connection that ended an answer this short a time ago, and shows no hang-up, is proven alive: servers close idle
-ones after seconds. Longer than one turn of a busy event loop, else a burst would open connections without need."""
+ones after seconds."""
+_PROVEN_WHILE_BUSY_S = 0.1
+_BUSY = 8
+"""While this many exchanges run, one turn of the event loop can outlast the shorter limit. Opening connections then
+would slow the upstream down when it can least afford it."""
 _IDLE_LIMIT_S = 60.0
 """Longest a connection waits for a safe request. Most servers close after 5 to 75 s; a stale one costs a safe
 request only a second try."""
@@ -77,14 +81,13 @@ class Pool:
         """
         self._asked_at = now = time.monotonic()
         while self._idle:
-            newest = self._idle[-1]
-            if not newest.is_open or newest.has_hung_up():
-                self._idle.pop()
-                newest.leave()
-            elif is_safe or (now - newest.idle_since <= _PROVEN_S and (self._answers_again or self.in_use)):
-                return self._idle.pop()
-            else:
-                break
+            newest = self._idle.pop()
+            if not newest.is_open:
+                continue
+            if is_safe or self._is_proven(newest, now):
+                return newest
+            self._idle.append(newest)
+            break
         while self._spares:
             spare = self._spares.pop()
             self._renew_spare()
@@ -92,6 +95,13 @@ class Pool:
                 return spare
             spare.leave()
         return None
+
+    def _is_proven(self, upstream: Upstream, now: float) -> bool:
+        """Whether `upstream` is alive beyond doubt, so that even a request that must not be repeated may take it."""
+        idle_s = now - upstream.idle_since
+        if self.in_use >= _BUSY:
+            return idle_s <= _PROVEN_WHILE_BUSY_S
+        return idle_s <= _PROVEN_S and (self._answers_again or self.in_use > 0) and not upstream.has_hung_up()
 
     def give_back(self, upstream: Upstream) -> None:
         """Called by a connection after a complete answer, when it could carry another exchange."""

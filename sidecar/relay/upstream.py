@@ -24,8 +24,11 @@ _NO_ANSWER = "it closed the connection without an answer"
 class Receiver(Protocol):
     """Whoever asked. Each call happens at most once, in this order, but for `answer_piece`."""
 
-    def answer_head(self, head: ResponseHead, body: int) -> None:
-        """`body` is a length in bytes, CHUNKED or UNTIL_CLOSE. Informational answers are not reported."""
+    def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
+        """`body` is a length in bytes, CHUNKED or UNTIL_CLOSE; `piece` is what came of it with the head.
+
+        Informational answers are not reported.
+        """
 
     def answer_upgrade(self, head: ResponseHead, rest: bytes) -> None:
         """The upstream switched protocols; `rest` already belongs to the new one."""
@@ -63,6 +66,8 @@ class Upstream(asyncio.Protocol):
         "_bare",
         "_buffer",
         "_chunked",
+        "_ended",
+        "_error",
         "_framing",
         "_hang_up",
         "_in_body",
@@ -71,6 +76,7 @@ class Upstream(asyncio.Protocol):
         "_method",
         "_owner",
         "_receiver",
+        "_rest",
         "idle_since",
         "is_open",
         "is_reading",
@@ -91,6 +97,9 @@ class Upstream(asyncio.Protocol):
         self._framing = 0
         self._left = 0
         self._chunked: ChunkedBody | None = None
+        self._ended = False
+        self._rest = b""
+        self._error: str | None = None
         self._bare = False
         self._method = b""
         self._keeps_alive = True
@@ -103,15 +112,19 @@ class Upstream(asyncio.Protocol):
 
     # Asking
 
-    def ask(self, receiver: Receiver, method: bytes, head: bytes, *, bare: bool) -> None:
-        """Sends a request head. `bare`: the answer's chunk framing is taken off. The body follows by `send`."""
+    def ask(self, receiver: Receiver, method: bytes, start: bytes, *, bare: bool) -> None:
+        """Sends a request's head with what is there of its body; the rest follows by `send`.
+
+        One write for both: the second would cost as much as all else that a small request costs. `bare`: the answer's
+        chunk framing is taken off.
+        """
         self._receiver = receiver
         self._owner.in_use += 1
         self._method = method
         self._bare = bare
         self._in_body = False
         self.request_is_sent = False
-        self.transport.write(head)
+        self.transport.write(start)
 
     def send(self, piece: bytes) -> None:
         self.transport.write(piece)
@@ -142,13 +155,16 @@ class Upstream(asyncio.Protocol):
         return bool(self._hang_up.poll(0))
 
     def data_received(self, data: bytes) -> None:
-        if self._in_body:
-            self._body(data)
-        elif (
-            self._receiver is None
-        ):  # an idle connection has nothing to say: what comes now could answer the wrong turn
+        receiver = self._receiver
+        if receiver is None:  # an idle connection has nothing to say: what comes now could answer the wrong turn
             self.leave()
             self._owner.forget(self)
+        elif self._in_body:
+            piece = self._accept(data)
+            if piece:
+                receiver.answer_piece(piece)
+            if self._ended:
+                self._settle()
         else:
             self._head(self._buffer + data if self._buffer else data)
 
@@ -184,14 +200,15 @@ class Upstream(asyncio.Protocol):
             break
         self._framing = self._left = framing
         self._in_body = True
+        self._ended = framing == 0
+        self._rest = b""
+        self._error = None
         if framing == CHUNKED:
             self._chunked = ChunkedBody(bare=self._bare)
-        receiver = self._receiver
-        receiver.answer_head(head, framing)
-        if self._receiver is not receiver:  # the client left while its head was written
-            return
-        if data or framing == 0:
-            self._body(data)
+        piece = self._accept(data) if data else b""
+        self._receiver.answer_head(head, framing, piece)
+        if self._ended:
+            self._settle()
 
     def _judge(self, head: ResponseHead) -> int:
         lengths: list[bytes] = []
@@ -208,42 +225,42 @@ class Upstream(asyncio.Protocol):
         self._keeps_alive = keeps_alive
         return wire.response_body(self._method, head.status, lengths, codings)
 
-    def _body(self, data: bytes) -> None:
-        receiver = self._receiver
-        if receiver is None:
-            return
+    def _accept(self, data: bytes) -> bytes:
+        """What of `data` is this answer's body. At its end `_ended` is set, with `_rest` or `_error`."""
         framing = self._framing
         if framing == CHUNKED:
             chunked = self._chunked
             assert chunked is not None
             piece = chunked.feed(data)
-            if piece:
-                receiver.answer_piece(piece)
-            if chunked.done:
-                self._complete(chunked.rest)
-            elif chunked.error is not None:
-                self._break_off(chunked.error, answered=True)
-        elif framing == UNTIL_CLOSE:
-            receiver.answer_piece(data)
-        else:
-            left = self._left
-            size = len(data)
-            if size < left:
-                self._left = left - size
-                receiver.answer_piece(data)
-                return
-            if left:
-                receiver.answer_piece(data if size == left else data[:left])
-            self._complete(data[left:])
+            if chunked.done or chunked.error is not None:
+                self._ended = True
+                self._rest, self._error = chunked.rest, chunked.error
+            return piece
+        if framing == UNTIL_CLOSE:
+            return data
+        left = self._left
+        size = len(data)
+        if size < left:
+            self._left = left - size
+            return data
+        self._ended = True
+        if size == left:
+            return data
+        self._rest = data[left:]
+        return data[:left]
 
-    def _complete(self, rest: bytes) -> None:
-        receiver = self._detach()
-        self._in_body = False
+    def _settle(self) -> None:
+        """The answer is over, well or not; the receiver may have left while its last piece was written."""
         self._chunked = None
-        if receiver is None:  # the client left while its last piece was written
+        if self._error is not None:
+            self._break_off(self._error, answered=True)
             return
+        receiver = self._detach()
+        if receiver is None:
+            return
+        self._in_body = False
         self.served += 1
-        if self._keeps_alive and not rest and self.request_is_sent and self.is_open:
+        if self._keeps_alive and not self._rest and self.request_is_sent and self.is_open:
             self.resume_reading()
             self._owner.give_back(self)
         else:

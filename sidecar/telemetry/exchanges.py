@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
@@ -21,8 +20,10 @@ End = Literal["complete", "client_left", "upstream_broke", "timeout", "drained",
 
 _GATHER_S = 0.05
 
-Sink = Callable[[str, Mapping[str, object]], None]
-"""Takes a level and the line's keys."""
+Line = Mapping[str, object]
+"""A log line's keys; `level` is one of them."""
+Sink = Callable[[Sequence[Line]], None]
+"""Writes lines, all at once: one write a line would cost more than the line."""
 
 
 class ExchangeRecord(NamedTuple):
@@ -56,22 +57,22 @@ class ExchangeLog:
 
     def refused(self, fault: Fault) -> None:
         """Bytes that never became a request were refused."""
-        self._sink("info", {"event": "connection_refused", "code": fault.code.code, "status": fault.status})
+        self._sink([{"event": "bytes_refused", "level": "info", "code": fault.code.code, "status": fault.status}])
 
     def flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         records, self._records = self._records, []
-        for ended_at, record in records:
-            level = "warning" if record.end in ("upstream_broke", "timeout") else "info"
-            self._sink(level, line_of(ended_at, record))
+        if records:
+            self._sink([line_of(ended_at, record) for ended_at, record in records])
 
 
 def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
     """The keys of a record's line. Ids that open a conversation stand in it only as short hashes."""
     line: dict[str, object] = {
         "event": "exchange_ended",
+        "level": "warning" if record.end in ("upstream_broke", "timeout") else "info",
         "timestamp": datetime.fromtimestamp(ended_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "outcome": record.end,
         "status": record.status,
@@ -97,7 +98,3 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
 def short_hash(value: bytes) -> str:
     """Enough to find the lines of one conversation, not enough to enter it."""
     return hashlib.sha256(value).hexdigest()[:8]
-
-
-def as_json(level: str, line: Mapping[str, object]) -> str:
-    return json.dumps({**line, "level": level}, ensure_ascii=False, separators=(",", ":"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Literal, TextIO
 
 import structlog
 
-from sidecar.telemetry.exchanges import Sink, as_json
+from sidecar.telemetry.exchanges import Line, Sink
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -32,14 +33,15 @@ def configure(level: str, log_format: Literal["auto", "console", "json"], stream
     )
     least = LEVELS[level]
 
-    def sink(line_level: str, line: Mapping[str, object]) -> None:
-        if LEVELS[line_level] < least:
-            return
+    def sink(lines: Sequence[Line]) -> None:
+        wanted = [line for line in lines if LEVELS[str(line["level"])] >= least]
         if as_console:
-            event = str(line["event"])
-            rest = {key: value for key, value in line.items() if key not in ("event", "timestamp")}
-            structlog.get_logger().log(LEVELS[line_level], event, **rest)
-        else:
-            out.write(as_json(line_level, line) + "\n")
+            log = structlog.get_logger()
+            for line in wanted:
+                shown = {key: value for key, value in line.items() if key not in ("event", "level", "timestamp")}
+                log.log(LEVELS[str(line["level"])], str(line["event"]), **shown)
+        elif wanted:
+            out.write("".join([json.dumps(line, ensure_ascii=False) + "\n" for line in wanted]))
+            out.flush()
 
     return sink

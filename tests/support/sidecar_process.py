@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,16 +31,27 @@ class SidecarProcess:
         self.url = ""
 
     @classmethod
-    async def start(cls, home: Path, gateway_url: str, settings: Mapping[str, str] | None = None) -> SidecarProcess:
+    async def start(
+        cls,
+        home: Path,
+        gateway_url: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> SidecarProcess:
         """A sidecar that listens, before `gateway_url`.
 
         `settings` are the configuration's environment variables without their common prefix, such as
-        `GATEWAY__TOKEN`. `home` is an empty directory: no configuration or state of the developer's is used.
+        `GATEWAY__TOKEN`; `environ` are others, by their whole names. `home` is an empty directory: no configuration
+        or state of the developer's is used.
         """
         process = await asyncio.create_subprocess_exec(
             *_command("serve"),
             cwd=_PROJECT,
-            env=_environment(home, {"LISTEN__PORT": "0", "GATEWAY__URL": gateway_url, **(settings or {})}),
+            env={
+                **_environment(home, {"LISTEN__PORT": "0", "GATEWAY__URL": gateway_url, **(settings or {})}),
+                **(environ or {}),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -66,17 +78,29 @@ class SidecarProcess:
     def log(self) -> str:
         return "".join(self._lines)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send_signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Sends a signal and waits for nothing."""
+        self._process.send_signal(number)
+
     async def stop(self) -> int:
         """Ends it as a service manager does, with SIGTERM; the exit code."""
         if self._process.returncode is None:
             self._process.terminate()
+        return await self.ended()
+
+    async def ended(self, limit_s: float = _STOP_LIMIT_S) -> int:
+        """The exit code, once it has ended by itself or by a signal that it was sent."""
         try:
-            async with asyncio.timeout(_STOP_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 code = await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-            pytest.fail(f"the sidecar did not end within {_STOP_LIMIT_S:g} s after SIGTERM:\n{self.log}")
+            pytest.fail(f"the sidecar did not end within {limit_s:g} s:\n{self.log}")
         await self._reading
         return code
 

@@ -36,7 +36,7 @@ class ModelCall:
 
     payload: dict[str, Any]
     finished: asyncio.Event = field(default_factory=asyncio.Event)
-    """The whole answer has been handed to the transport."""
+    """The whole answer is made; of a streamed one, all of it is written."""
     client_left: asyncio.Event = field(default_factory=asyncio.Event)
     """The one who asked closed the connection before that."""
 
