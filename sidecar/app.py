@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import time
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -12,7 +14,7 @@ from sidecar.faults import Fault
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy
 from sidecar.relay.admission import Rules
-from sidecar.relay.handler import Relay
+from sidecar.relay.handler import Limits, Relay
 from sidecar.relay.pool import Pool, tcp_connector
 from sidecar.sessions.mapping import MappingPolicy
 from sidecar.sessions.sources import HeaderSource
@@ -20,6 +22,10 @@ from sidecar.surface import inprocess, pages
 from sidecar.telemetry.exchanges import ExchangeLog, Sink
 
 _OWN_PAGES_TIMEOUT_S = 5.0
+_CLIENT_IDLE_S = 600.0
+"""How long a client may keep a connection between two requests. Longer than the pools of common clients do (5 to 90 s),
+so that it is the client who closes, and no request meets a connection on its way out."""
+_SLOWEST_LOOK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -28,16 +34,31 @@ class App:
 
     relay: Relay
     pages: web.AppRunner
+    _pace_timer: asyncio.TimerHandle | None = None
+
+    def watch_pace(self) -> None:
+        """Looks after slow and idle clients from now on, one timer for all."""
+        limits = self.relay.limits
+        now = time.monotonic()
+        for client in list(self.relay.clients):
+            client.check_pace(now)
+        every_s = min(_SLOWEST_LOOK_S, limits.head_s / 4, limits.body_s / 4)
+        self._pace_timer = asyncio.get_running_loop().call_later(every_s, self.watch_pace)
 
     async def close(self) -> None:
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
         await self.relay.gateway.close()
         await self.relay.own_pages.close()
         await self.pages.cleanup()
         self.relay.log.flush()
 
 
-async def build(settings: Settings, sink: Sink) -> App:
-    """Wires the parts for the running event loop. Opens no connection yet."""
+async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> App:
+    """Wires the parts for the running event loop. Opens no connection yet.
+
+    `connections_at_most` is what the system allows, whatever the settings say.
+    """
     gateway_settings = settings.gateway
     gateway = Pool(
         gateway_settings.url,
@@ -61,7 +82,14 @@ async def build(settings: Settings, sink: Sink) -> App:
         connect_timeout_s=_OWN_PAGES_TIMEOUT_S,
         keeps_spares=False,
     )
-    relay = Relay(rules(settings), gateway, own_pages, ExchangeLog(sink), gateway_settings.idle_timeout_s)
+    listen = settings.listen
+    limits = Limits(
+        head_s=listen.head_timeout_s,
+        body_s=listen.body_timeout_s,
+        idle_s=_CLIENT_IDLE_S,
+        connections=min(listen.max_connections, connections_at_most),
+    )
+    relay = Relay(rules(settings), gateway, own_pages, ExchangeLog(sink), limits, gateway_settings.idle_timeout_s)
     return App(relay, runner)
 
 

@@ -20,6 +20,8 @@ class FaultCode(Enum):
     HOST_NOT_ALLOWED = ("host_not_allowed", 421)
     ORIGIN_NOT_ALLOWED = ("origin_not_allowed", 403)
     CLIENT_TOKEN_REQUIRED = ("client_token_required", 401)
+    REQUEST_TIMEOUT = ("request_timeout", 408)
+    TOO_MANY_CONNECTIONS = ("too_many_connections", 503)
     INVALID_SESSION_KEY = ("invalid_session_key", 400)
     INVALID_REQUEST = ("invalid_request", 400)
     HEADER_TOO_LARGE = ("header_too_large", 431)
@@ -45,6 +47,7 @@ REASON_PHRASES = {
     401: b"Unauthorized",
     403: b"Forbidden",
     404: b"Not Found",
+    408: b"Request Timeout",
     417: b"Expectation Failed",
     421: b"Misdirected Request",
     431: b"Request Header Fields Too Large",
@@ -144,6 +147,22 @@ def draining() -> Fault:
         FaultCode.DRAINING,
         "The sidecar is shutting down and takes no new requests.",
         "Try again in a moment; running answers are finished first.",
+    )
+
+
+def request_timeout(what: str, limit_s: float) -> Fault:
+    return Fault(
+        FaultCode.REQUEST_TIMEOUT,
+        f"The request's {what} did not arrive within {limit_s:g} s.",
+        "The client or the network before the sidecar was too slow. Nothing complete was sent to the gateway.",
+    )
+
+
+def too_many_connections(limit: int) -> Fault:
+    return Fault(
+        FaultCode.TOO_MANY_CONNECTIONS,
+        f"The sidecar has {limit} connections open, the most that listen.max_connections and the system allow.",
+        "Close some, or raise listen.max_connections and the process's limit of open files.",
     )
 
 

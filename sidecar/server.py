@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
+import resource
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import uvloop
 
 from sidecar import __version__
-from sidecar.app import App, build
-from sidecar.config import Settings, not_built_yet
+from sidecar.app import App, build, rules
+from sidecar.config import ConfigFaults, Settings, load, not_built_yet
 from sidecar.relay.downstream import Downstream
 from sidecar.telemetry import logs
 from sidecar.telemetry.exchanges import Sink
 
 _BACKLOG = 4096
 """Connections that may wait for the event loop: a burst of a thousand tabs is not turned away."""
+_OTHER_FILES = 64
+"""Files that the process needs besides its connections, and a reserve."""
 _FAREWELL_S = 0.1
 """What is written at the end gets this long to leave before the connections are closed."""
 
@@ -34,6 +39,13 @@ class Running:
         self._servers = servers
         self.url = url
         self.port = port
+
+    def use(self, settings: Settings) -> None:
+        """Judges new requests by new settings; running exchanges and the addresses stay as they are."""
+        relay = self._app.relay
+        old, new = relay.rules, rules(settings)
+        relay.rules = replace(new, gateway_netloc=old.gateway_netloc, gateway_prefix=old.gateway_prefix)
+        relay.log.use(logs.configure(settings.log.level, settings.log.format))
 
     async def drain(self, grace_s: float) -> None:
         """Takes no new requests and lets running exchanges end, for `grace_s` at most; then breaks them off.
@@ -73,16 +85,31 @@ async def start(settings: Settings, sink: Sink | None = None) -> Running:
     if settings.listen.unix_socket is not None:
         sockets.append(_unix_socket(settings.listen.unix_socket))
     loop = asyncio.get_running_loop()
-    app = await build(settings, sink or logs.configure(settings.log.level, settings.log.format))
+    app = await build(
+        settings,
+        sink or logs.configure(settings.log.level, settings.log.format),
+        connections_at_most=_connections_at_most(),
+    )
     servers = [
         await loop.create_server(lambda: Downstream(app.relay), sock=sock, backlog=_BACKLOG)
         if sock.family != socket.AF_UNIX
         else await loop.create_unix_server(lambda: Downstream(app.relay), sock=sock, backlog=_BACKLOG)
         for sock in sockets
     ]
+    app.watch_pace()
     port = sockets[0].getsockname()[1]
     host = settings.listen.host
     return Running(app, servers, f"http://{f'[{host}]' if ':' in host else host}:{port}", port)
+
+
+def _connections_at_most() -> int:
+    """How many clients this process can hold: each may need a file for itself and one for its upstream."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < most:  # many systems start processes with a limit of 1,024 and let them raise it
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (files - _OTHER_FILES) // 2
 
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
@@ -142,7 +169,12 @@ async def _serve(settings: Settings, sink: Sink) -> int:
         log.warning("not_built_yet", message=sentence)
     gc.collect()
     gc.freeze()  # what exists now stays for good: full collections need not walk it
-    await signals.first.wait()
+    while not signals.first.is_set():
+        await signals.received.wait()
+        signals.received.clear()
+        if signals.reload_wanted:
+            signals.reload_wanted = False
+            settings = _reload(running, settings)
     log.info("draining", grace_s=settings.shutdown.grace_s)
     drain = asyncio.ensure_future(running.drain(settings.shutdown.grace_s))
     hurry = asyncio.ensure_future(signals.second.wait())
@@ -156,17 +188,48 @@ async def _serve(settings: Settings, sink: Sink) -> int:
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, the second for an end."""
+    """SIGTERM and SIGINT: the first asks for a drain, the second for an end. SIGHUP asks to read the settings again."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.received = asyncio.Event()
+        self.reload_wanted = False
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._received)
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
 
-    def _received(self) -> None:
+    def _stop(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+        self.received.set()
+
+    def _reload(self) -> None:
+        self.reload_wanted = True
+        self.received.set()
+
+
+def _reload(running: Running, settings: Settings) -> Settings:
+    """Reads the configuration again: tokens, origins, hosts, sources and log level. A faulty one changes nothing."""
+    log = structlog.get_logger()
+    try:
+        fresh = load(settings.source_file)
+    except ConfigFaults as error:
+        for fault in error.faults:
+            log.error("reload_refused", reason=fault)
+        return settings
+    running.use(fresh)
+    changed = [name for name in ("gateway", "listen") if _address(fresh, name) != _address(settings, name)]
+    if changed:
+        log.warning("restart_needed", message=f"A new address in {' and '.join(changed)} takes effect at a restart.")
+    structlog.get_logger().info("reloaded")
+    return fresh
+
+
+def _address(settings: Settings, section: str) -> tuple[object, ...]:
+    if section == "gateway":
+        return (settings.gateway.url, settings.gateway.ca_file)
+    return (settings.listen.host, settings.listen.port, settings.listen.unix_socket)
 
 
 def _why_not_started(settings: Settings, error: OSError) -> str:

@@ -49,6 +49,9 @@ class ListenSettings(_Section):
     allowed_origins: tuple[Annotated[str, AfterValidator(addresses.allowed_origin)], ...] = ()
     tokens_file: Filename | None = None
     isolate_clients: StrictBool = False
+    max_connections: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 8192
+    head_timeout_s: Annotated[Seconds, Field(ge=0.1, le=3600)] = 30.0
+    body_timeout_s: Annotated[Seconds, Field(ge=0.1, le=86_400)] = 120.0
 
     _client_tokens: tuple[ClientToken, ...] = PrivateAttr(default=())
 

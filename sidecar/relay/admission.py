@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from sidecar import faults
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy, check_host, check_origin, preflight_fields
+from sidecar.guard.isolation import check_scope
 from sidecar.relay import fields, wire
 from sidecar.relay.fields import Watched
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, WireError
@@ -141,6 +142,8 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
         host = watched[b"host"][0][1]
     else:
         host = rules.gateway_netloc
+        if client.namespace:
+            check_scope(path, client.namespace)
         decision = decide(watched, rules.mapping, client.namespace)
         request.session_id, request.source = decision.session_id, decision.source
         request.answer_fields = list(decision.given_back)

@@ -78,7 +78,7 @@ def fault(fault: Fault, request: Request | None = None, *, close: bool) -> bytes
 
 
 def _extra_of(code: FaultCode) -> tuple[Field, ...]:
-    if code is FaultCode.DRAINING:
+    if code in (FaultCode.DRAINING, FaultCode.TOO_MANY_CONNECTIONS):
         return ((b"Retry-After", b"1"),)
     if code is FaultCode.CLIENT_TOKEN_REQUIRED:
         return ((b"WWW-Authenticate", b'Bearer realm="hermes-sidecar"'),)

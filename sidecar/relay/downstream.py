@@ -13,7 +13,7 @@ import socket
 import time
 from typing import cast
 
-from sidecar.faults import Fault, header_too_large, invalid_request
+from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
 from sidecar.relay import answers, wire
 from sidecar.relay.handler import Exchange, Relay
 from sidecar.relay.pool import keep_tcp_alive
@@ -61,12 +61,17 @@ class Downstream(asyncio.Protocol):
         self._leave_check: asyncio.TimerHandle | None = None
         self.peer = b"unknown"
         self.since = time.monotonic()
+        """When the request began, its body last came on, or the last exchange ended."""
 
     # Coming and going
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
 
         self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
+        limit = self._relay.limits.connections
+        if len(self._relay.clients) >= limit:
+            self.refuse(too_many_connections(limit))
+            return
         self._relay.clients.add(self)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
@@ -90,8 +95,13 @@ class Downstream(asyncio.Protocol):
         if self._is_lingering:
             return
         if self._exchange is None:
-            self._head(self._buffer + data if self._buffer else data)
+            if self._buffer:
+                self._head(self._buffer + data)
+            else:
+                self.since = time.monotonic()
+                self._head(data)
         elif self._body_left:
+            self.since = time.monotonic()
             self._body(data)
         else:
             self._buffer += data
@@ -162,6 +172,19 @@ class Downstream(asyncio.Protocol):
             data = data[:left]
         exchange.request_piece(data)
         exchange.request_end()
+
+    def check_pace(self, now: float) -> None:
+        """Ends a request that comes too slowly, and a connection that nobody uses."""
+        limits, waited_s = self._relay.limits, now - self.since
+        if self._is_lingering:
+            return
+        if self._exchange is None:
+            if self._buffer and waited_s > limits.head_s:
+                self.refuse(request_timeout("head", limits.head_s))
+            elif waited_s > limits.idle_s:
+                self.transport.close()
+        elif self._body_left and self._is_reading and waited_s > limits.body_s:
+            self._exchange.request_broke(request_timeout("body", limits.body_s))
 
     # What the exchange says
 
@@ -246,6 +269,7 @@ class Downstream(asyncio.Protocol):
     def resume_reading(self) -> None:
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
+            self.since = time.monotonic()
             if self._leave_check is not None:
                 self._leave_check.cancel()
                 self._leave_check = None

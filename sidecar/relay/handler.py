@@ -34,14 +34,28 @@ class Client(Protocol):
     transport: asyncio.Transport
     peer: bytes
 
+    @property
+    def is_idle(self) -> bool: ...
+    def check_pace(self, now: float) -> None: ...
     def exchange_over(self, *, keep_alive: bool) -> None: ...
     def cut(self, *, reset: bool) -> None: ...
     def hand_over(self) -> bytes: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def abort(self) -> None: ...
-    @property
-    def is_idle(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may take, in seconds and connections."""
+
+    head_s: float
+    """From a request's first byte to the end of its head."""
+    body_s: float
+    """Longest silence inside a request's body, while the upstream takes it."""
+    idle_s: float
+    """Longest a connection may wait between two requests."""
+    connections: int
 
 
 @dataclass(slots=True)
@@ -52,7 +66,9 @@ class Relay:
     gateway: Pool
     own_pages: Pool
     log: ExchangeLog
+    limits: Limits
     idle_timeout_s: float = 0.0
+    """Longest silence of the gateway inside one exchange; 0 = no limit."""
     is_draining: bool = False
     clients: set[Client] = field(default_factory=set)
     exchanges: set[Exchange] = field(default_factory=set)

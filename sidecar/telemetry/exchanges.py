@@ -50,6 +50,11 @@ class ExchangeLog:
         self._records: list[tuple[float, ExchangeRecord]] = []
         self._timer: asyncio.TimerHandle | None = None
 
+    def use(self, sink: Sink) -> None:
+        """Writes to another sink from now on."""
+        self.flush()
+        self._sink = sink
+
     def ended(self, record: ExchangeRecord) -> None:
         self._records.append((time.time(), record))
         if self._timer is None:
