@@ -153,7 +153,7 @@ class Exchange:
     def ask(self) -> None:
         if self.request.expects_continue and not self._held_back:
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        upstream = self._pool.take(is_safe=self.request.is_safe)
+        upstream = self._pool.take(is_safe=self.request.is_safe, running=len(self._relay.exchanges))
         if upstream is not None:
             self._send(upstream)
         else:
@@ -194,6 +194,7 @@ class Exchange:
 
     def request_end(self) -> None:
         self._request_is_over = True
+        self._heard_at = time.monotonic()
         if self._upstream is not None:
             self._upstream.request_is_sent = True
 
@@ -219,6 +220,9 @@ class Exchange:
             self._closes = True
         # One write for head and piece, for the same reason as in Upstream.ask.
         self._client.transport.write(answers.relayed_head(self.request, head, body, close=self._closes) + piece)
+
+    def heard(self) -> None:
+        self._heard_at = time.monotonic()
 
     def answer_piece(self, piece: bytes) -> None:
         self._heard_at = time.monotonic()
@@ -287,8 +291,9 @@ class Exchange:
     def _check_silence(self) -> None:
         limit_s = self._relay.idle_timeout_s
         silent_s = time.monotonic() - self._heard_at
-        if self._upstream is None or not self._upstream.is_reading:
-            self._watch_silence(limit_s)  # it is the client that does not read
+        upstream = self._upstream
+        if upstream is None or not upstream.is_reading or (upstream.takes_more and not self._request_is_over):
+            self._watch_silence(limit_s)  # it is the client that does not read, or does not send
         elif silent_s < limit_s:
             self._watch_silence(limit_s - silent_s)
         elif self._answer_status:

@@ -63,8 +63,6 @@ class Pool:
         self._spares: list[Upstream] = []
         self._spare_limit_s = _SPARE_LIMIT_S
         self._answers_again = False
-        self.in_use = 0
-        """Connections with an exchange on them."""
         self._asked_at = 0.0
         self._opening: asyncio.Task[None] | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -72,7 +70,7 @@ class Pool:
 
     # Taking and giving back
 
-    def take(self, *, is_safe: bool) -> Upstream | None:
+    def take(self, *, is_safe: bool, running: int) -> Upstream | None:
         """An open connection that suits the request, or None: then `connect` makes one.
 
         `is_safe`: the request has no body and a safe method, so it may be sent again (RFC 9110, 9.2.1). Any other takes
@@ -84,7 +82,7 @@ class Pool:
             newest = self._idle.pop()
             if not newest.is_open:
                 continue
-            if is_safe or self._is_proven(newest, now):
+            if is_safe or self._is_proven(newest, now, running):
                 return newest
             self._idle.append(newest)
             break
@@ -96,12 +94,12 @@ class Pool:
             spare.leave()
         return None
 
-    def _is_proven(self, upstream: Upstream, now: float) -> bool:
+    def _is_proven(self, upstream: Upstream, now: float, running: int) -> bool:
         """Whether `upstream` is alive beyond doubt, so that even a request that must not be repeated may take it."""
         idle_s = now - upstream.idle_since
-        if self.in_use >= _BUSY:
+        if running >= _BUSY:
             return idle_s <= _PROVEN_WHILE_BUSY_S
-        return idle_s <= _PROVEN_S and (self._answers_again or self.in_use > 0) and not upstream.has_hung_up()
+        return idle_s <= _PROVEN_S and (self._answers_again or running > 1) and not upstream.has_hung_up()
 
     def give_back(self, upstream: Upstream) -> None:
         """Called by a connection after a complete answer, when it could carry another exchange."""

@@ -24,6 +24,9 @@ _NO_ANSWER = "it closed the connection without an answer"
 class Receiver(Protocol):
     """Whoever asked. Each call happens at most once, in this order, but for `answer_piece`."""
 
+    def heard(self) -> None:
+        """The upstream gave a sign of life that is no answer."""
+
     def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
         """`body` is a length in bytes, CHUNKED or UNTIL_CLOSE; `piece` is what came of it with the head.
 
@@ -48,9 +51,6 @@ class Receiver(Protocol):
 
 class Owner(Protocol):
     """Whoever keeps the connections."""
-
-    in_use: int
-    """Connections with an exchange on them."""
 
     def give_back(self, upstream: Upstream) -> None:
         """After a complete answer: it could carry another exchange."""
@@ -119,7 +119,6 @@ class Upstream(asyncio.Protocol):
         chunk framing is taken off.
         """
         self._receiver = receiver
-        self._owner.in_use += 1
         self._method = method
         self._bare = bare
         self._in_body = False
@@ -137,8 +136,6 @@ class Upstream(asyncio.Protocol):
 
     def _detach(self) -> Receiver | None:
         receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            self._owner.in_use -= 1
         return receiver
 
     # Reading the answer
@@ -194,6 +191,7 @@ class Upstream(asyncio.Protocol):
             if head.status < 200:
                 # Not passed on: a gateway answers for itself (RFC 9110, 3.7), and clients built on Python's
                 # http.client take a 103 for the answer.
+                self._receiver.heard()
                 if not data:
                     return
                 continue

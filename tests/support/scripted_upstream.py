@@ -7,6 +7,7 @@ shows it.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,10 +54,13 @@ class Received:
 class Connection(Wire):
     """The upstream's side of one connection."""
 
-    def __init__(self, on_made: Callable[[Wire], None], *, records: bool) -> None:
+    def __init__(
+        self, on_made: Callable[[Wire], None], on_request: Callable[[Received], None], *, records: bool
+    ) -> None:
         super().__init__(on_made=on_made, records=records)
         self.requests: list[Received] = []
         """The requests that were read with `request`, complete ones only."""
+        self._on_request = on_request
 
     async def head(self, *, limit_s: float = LIMIT_S) -> Received:
         """The next request's head."""
@@ -72,6 +76,7 @@ class Connection(Wire):
             body = wire_body = await self.exactly(int(length), limit_s=limit_s)
         request = Received(head.head, wire_body, body)
         self.requests.append(request)
+        self._on_request(request)
         return request
 
 
@@ -81,21 +86,19 @@ Script = Callable[[Connection], Awaitable[None]]
 class ScriptedUpstream:
     """A server on a free loopback port; each connection is handed to the script."""
 
-    def __init__(self, script: Script, *, records: bool) -> None:
+    def __init__(self, script: Script, *, records: bool, tls: ssl.SSLContext | None = None) -> None:
         self.connections: list[Connection] = []
+        self.requests: list[Received] = []
+        """All complete requests that the scripts have read, in the order in which they were complete."""
         self.url = ""
         self.port = 0
         self._script = script
         self._records = records
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._faults: list[BaseException] = []
         self._came = asyncio.Event()
-
-    @property
-    def requests(self) -> list[Received]:
-        """All complete requests that the scripts have read, connection by connection."""
-        return [request for connection in self.connections for request in connection.requests]
 
     @property
     def only_request(self) -> Received:
@@ -113,10 +116,14 @@ class ScriptedUpstream:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._made, records=self._records), "127.0.0.1", 0, backlog=1024
+            lambda: Connection(self._made, self.requests.append, records=self._records),
+            "127.0.0.1",
+            0,
+            backlog=1024,
+            ssl=self._tls,
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
         """Ends everything. Raises what went wrong in a script, such as a failed assertion."""
@@ -149,12 +156,14 @@ class ScriptedUpstream:
 
 
 @asynccontextmanager
-async def scripted_upstream(script: Script | bytes, *, records: bool = True) -> AsyncIterator[ScriptedUpstream]:
+async def scripted_upstream(
+    script: Script | bytes, *, records: bool = True, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[ScriptedUpstream]:
     """An upstream that runs `script` on each connection; bytes are what every request is answered with.
 
     A script that returns leaves its connection open. `records=False` for amounts that do not belong into memory.
     """
-    upstream = ScriptedUpstream(answering(script) if isinstance(script, bytes) else script, records=records)
+    upstream = ScriptedUpstream(answering(script) if isinstance(script, bytes) else script, records=records, tls=tls)
     await upstream.start()
     try:
         yield upstream

@@ -27,6 +27,7 @@ class SidecarProcess:
         self._process = process
         self._lines: list[str] = []
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._logged = asyncio.Event()
         self._reading = asyncio.ensure_future(self._read_log())
         self.url = ""
 
@@ -78,6 +79,16 @@ class SidecarProcess:
     def log(self) -> str:
         return "".join(self._lines)
 
+    async def logged(self, mark: str, *, limit_s: float = 5.0) -> None:
+        """Returns once `mark` stands in the log."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while mark not in self.log:
+                    self._logged.clear()
+                    await self._logged.wait()
+        except TimeoutError:
+            pytest.fail(f"no {mark!r} within {limit_s:g} s in the log:\n{self.log}")
+
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -108,6 +119,7 @@ class SidecarProcess:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             self._lines.append(line.decode(errors="replace"))
+            self._logged.set()
             if not self._listening.done() and (url := _url_in(line)):
                 self._listening.set_result(url)
         if not self._listening.done():

@@ -9,6 +9,7 @@ from typing import Any
 
 from sidecar import server
 from sidecar.config import from_mapping
+from tests.support.scripted_upstream import Script, ScriptedUpstream, scripted_upstream
 from tests.support.wire import LIMIT_S
 
 LogLine = tuple[str, dict[str, object]]
@@ -74,3 +75,19 @@ async def running_sidecar(
     finally:
         loop.set_exception_handler(before)
     assert not uncaught, uncaught
+
+
+@asynccontextmanager
+async def relayed(
+    script: Script | bytes,
+    *,
+    records: bool = True,
+    environ: Mapping[str, str] | None = None,
+    **sections: Mapping[str, Any],
+) -> AsyncIterator[tuple[ScriptedUpstream, Sidecar]]:
+    """A scripted upstream and a sidecar before it."""
+    async with (
+        scripted_upstream(script, records=records) as upstream,
+        running_sidecar(upstream.url, environ=environ, **sections) as sidecar,
+    ):
+        yield upstream, sidecar

@@ -56,10 +56,14 @@ class Wire(asyncio.Protocol):
 
     async def some(self, *, limit_s: float = LIMIT_S) -> bytes:
         """Whatever is there; waits for the first byte."""
+        await self.some_is_there(limit_s=limit_s)
+        return self._take(len(self._unread))
+
+    async def some_is_there(self, *, limit_s: float = LIMIT_S) -> None:
+        """Waits for the first byte, and leaves it where it is."""
         async with asyncio.timeout(limit_s):
             while not self._unread:
                 await self._more()
-        return self._take(len(self._unread))
 
     async def to_end(self, *, limit_s: float = LIMIT_S) -> bytes:
         """Everything up to the end, be it FIN or RST: `ending` tells."""
