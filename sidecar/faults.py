@@ -27,6 +27,7 @@ class FaultCode(Enum):
     HEADER_TOO_LARGE = ("header_too_large", 431)
     EXPECTATION_FAILED = ("expectation_failed", 417)
     CAPABILITY_UNAVAILABLE = ("capability_unavailable", 404)
+    PAGE_FAILED = ("page_failed", 500)
 
     def __init__(self, code: str, status: int) -> None:
         self.code = code

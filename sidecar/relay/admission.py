@@ -24,6 +24,9 @@ OWN_PATHS = frozenset(
     (b"/capabilities", b"/capabilities/events", b"/capabilities/refresh", b"/metrics", b"/healthz", b"/readyz")
 )
 OWN_TREE = b"/sidecar/"
+_SEEN_BY_OWN_PAGES = frozenset((b"accept", b"last-event-id"))
+_SEEN_BYTES = 1024
+_METHODS_OF_OWN_PAGES = frozenset((b"GET", b"HEAD", b"POST"))
 OPEN_PATH = b"/healthz"
 """Needs no client token: it says only that the process lives."""
 
@@ -138,10 +141,14 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
 
     added = _framing_fields(request, options, watched, minor)
     request.request_id = _request_id(watched, added)
+    request.is_safe = request.body == 0 and method in SAFE_METHODS and not request.is_upgrade
+    if b"expect" in watched and minor >= 1:
+        if any(value.lower() != b"100-continue" for value in fields.values(watched, b"expect")):
+            raise faults.expectation_failed()
+        request.expects_continue = request.body != 0
     if request.is_own:
-        host = watched[b"host"][0][1]
+        request.head = _own_page_head(method, path, request.request_id, passing)
     else:
-        host = rules.gateway_netloc
         if client.namespace:
             check_scope(path, client.namespace)
         decision = decide(watched, rules.mapping, client.namespace)
@@ -151,14 +158,20 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
         added += rules.credentials.to_upstream(authorization)
         if target != b"*":
             target = rules.gateway_prefix + target
-    request.is_safe = request.body == 0 and method in SAFE_METHODS and not request.is_upgrade
-    if b"expect" in watched and minor >= 1:
-        if any(value.lower() != b"100-continue" for value in fields.values(watched, b"expect")):
-            raise faults.expectation_failed()
-        request.expects_continue = request.body != 0
-    upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
-    start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, host)
-    request.head = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields]) + b"\r\n"
+        upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
+        start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, rules.gateway_netloc)
+        request.head = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields]) + b"\r\n"
+
+
+def _own_page_head(method: bytes, path: bytes, request_id: bytes, passing: Fields) -> bytes:
+    """What an own page gets to see: enough to answer, and nothing that could leak or be too much for its server.
+
+    Cookies of other programs on this host come along with every browser request. Queries and bodies mean nothing here.
+    """
+    kept = [line for line in passing if line[0].lower() in _SEEN_BY_OWN_PAGES and len(line[1]) <= _SEEN_BYTES]
+    lines = [(b"Host", b"sidecar"), (b"X-Request-Id", request_id[:_SEEN_BYTES]), *kept]
+    asked = method if method in _METHODS_OF_OWN_PAGES else b"PUT"  # any that none of them knows
+    return b"%b %b HTTP/1.1\r\n" % (asked, path) + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
 
 
 def route_of(path: bytes) -> str:
@@ -180,10 +193,12 @@ def _framing(minor: int, watched: Watched) -> int:
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes | None, bytes]:
     """The authority of an absolute-form target, if it is one, and the target in origin form, otherwise untouched."""
+    if method == b"CONNECT":
+        raise faults.invalid_request("it asks for a tunnel")
     if target[:1] == b"/" or (target == b"*" and method == b"OPTIONS"):
         return None, target
     match = _ABSOLUTE_FORM.fullmatch(target)
-    if match is None or method == b"CONNECT":
+    if match is None:
         raise faults.invalid_request("its target is neither a path nor an http URL")
     authority, rest = match.groups()
     return authority, rest if rest[:1] == b"/" else b"/" + rest

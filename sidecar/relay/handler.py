@@ -18,7 +18,7 @@ from sidecar import faults
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers
 from sidecar.relay.admission import Request, Rules, admit
-from sidecar.relay.pool import Pool
+from sidecar.relay.pool import BUSY, Pool
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Upstream
 from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
@@ -153,7 +153,7 @@ class Exchange:
     def ask(self) -> None:
         if self.request.expects_continue and not self._held_back:
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        upstream = self._pool.take(is_safe=self.request.is_safe, running=len(self._relay.exchanges))
+        upstream = self._pool.take(is_safe=self.request.is_safe, is_busy=len(self._relay.exchanges) >= BUSY)
         if upstream is not None:
             self._send(upstream)
         else:
@@ -174,7 +174,7 @@ class Exchange:
         self._upstream = upstream
         start = request.head + b"".join(self._held_back) if self._held_back else request.head
         self._held_back.clear()
-        upstream.ask(self, request.method, start, bare=request.is_http_1_0)
+        upstream.ask(self, request.method, start, bare=request.is_http_1_0, is_safe=request.is_safe)
         upstream.request_is_sent = self._request_is_over
         if self._held_bytes > _HELD_BACK_BYTES and upstream.takes_more:
             self._client.resume_reading()
@@ -183,6 +183,8 @@ class Exchange:
             self._watch_silence(self._relay.idle_timeout_s)
 
     def request_piece(self, piece: bytes) -> None:
+        if self.request.is_own:
+            return  # no page of ours reads a body
         if self._upstream is not None:
             self._heard_at = time.monotonic()
             self._upstream.send(piece)
@@ -271,10 +273,13 @@ class Exchange:
         upstream, self._upstream = self._upstream, None
         if self._answer_status:
             self._break("upstream_broke")
-        elif self.request.is_safe and not answered and upstream is not None and upstream.served:
-            # The connection had gone stale. A safe request may be repeated: once, on a fresh one.
+        elif not answered and upstream is not None and upstream.served:
             self._pool.distrust()
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            if self.request.is_safe:
+                # The connection had gone stale. A safe request may be repeated: once, on a fresh one.
+                self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            else:
+                self._refuse(faults.upstream_protocol_error(self._pool.name, why))
         else:
             self._refuse(faults.upstream_protocol_error(self._pool.name, why))
 
@@ -286,6 +291,8 @@ class Exchange:
         self._break("drained")
 
     def _watch_silence(self, after_s: float) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
         self._silence_timer = asyncio.get_running_loop().call_later(after_s, self._check_silence)
 
     def _check_silence(self) -> None:
@@ -308,7 +315,8 @@ class Exchange:
         if self._answer_status:
             self._break("refused")
             return
-        self._closes = self._closes or not self._request_is_over
+        # A request that is not valid leaves in doubt where the next one would begin.
+        self._closes = self._closes or not self._request_is_over or fault.code is FaultCode.INVALID_REQUEST
         self._answer_status = fault.status
         self._client.transport.write(answers.fault(fault, self.request, close=self._closes))
         self._end(_END_OF.get(fault.code, "refused"), fault)

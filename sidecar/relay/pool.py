@@ -23,18 +23,19 @@ _PROVEN_S = 0.005
 """A connection that ended an answer this short a time ago, and shows no hang-up, is proven alive: servers close idle
 ones after seconds."""
 _PROVEN_WHILE_BUSY_S = 0.1
-_BUSY = 8
+BUSY = 8
 """While this many exchanges run, one turn of the event loop can outlast the shorter limit. Opening connections then
 would slow the upstream down when it can least afford it."""
 _IDLE_LIMIT_S = 60.0
 """Longest a connection waits for a safe request. Most servers close after 5 to 75 s; a stale one costs a safe
 request only a second try."""
 _IDLE_MOST = 256
-_SPARE_LIMIT_S = 15.0
-"""Longest an unused spare is trusted. Servers give a new connection 30 to 60 s to send its first request."""
+_SPARE_LIMITS_S = (3.0, 15.0)
+"""How long an unused spare is trusted at first, and at most. Servers give a new connection 5 to 60 s to send its first
+request; the trust doubles each time a spare has reached its age unharmed."""
 _BUSY_WINDOW_S = 120.0
 """Spares are renewed for this long after the last request; a quiet sidecar opens nothing."""
-_SWEEP_S = 5.0
+_SWEEP_S = 1.0
 _NEXT_ADDRESS_S = 0.25
 """When a name has several addresses, the next one is tried after this silence (RFC 8305, 8)."""
 
@@ -61,8 +62,9 @@ class Pool:
         self._keeps_spares = keeps_spares
         self._idle: list[Upstream] = []
         self._spares: list[Upstream] = []
-        self._spare_limit_s = _SPARE_LIMIT_S
+        self._spare_limit_s, self._spare_most_s = _SPARE_LIMITS_S
         self._answers_again = False
+        self._is_distrusted = False
         self._asked_at = 0.0
         self._opening: asyncio.Task[None] | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -70,19 +72,19 @@ class Pool:
 
     # Taking and giving back
 
-    def take(self, *, is_safe: bool, running: int) -> Upstream | None:
+    def take(self, *, is_safe: bool, is_busy: bool) -> Upstream | None:
         """An open connection that suits the request, or None: then `connect` makes one.
 
         `is_safe`: the request has no body and a safe method, so it may be sent again (RFC 9110, 9.2.1). Any other takes
-        a connection that ended an answer a moment ago, on an upstream that is known to answer twice on one connection
-        or is busy doing so, or else an unused spare.
+        a connection that ended an answer a moment ago, if safe requests have shown that this upstream answers more than
+        once on a connection; or else an unused spare. `is_busy`: BUSY exchanges or more are running.
         """
         self._asked_at = now = time.monotonic()
         while self._idle:
             newest = self._idle.pop()
             if not newest.is_open:
                 continue
-            if is_safe or self._is_proven(newest, now, running):
+            if is_safe or self._is_proven(newest, now, is_busy):
                 return newest
             self._idle.append(newest)
             break
@@ -94,17 +96,21 @@ class Pool:
             spare.leave()
         return None
 
-    def _is_proven(self, upstream: Upstream, now: float, running: int) -> bool:
+    def _is_proven(self, upstream: Upstream, now: float, is_busy: bool) -> bool:
         """Whether `upstream` is alive beyond doubt, so that even a request that must not be repeated may take it."""
+        if not self._answers_again:
+            return False
         idle_s = now - upstream.idle_since
-        if running >= _BUSY:
+        if is_busy:
             return idle_s <= _PROVEN_WHILE_BUSY_S
-        return idle_s <= _PROVEN_S and (self._answers_again or running > 1) and not upstream.has_hung_up()
+        return idle_s <= _PROVEN_S and not upstream.has_hung_up()
+
+    def answers_again(self) -> None:
+        """Called by a connection that had served before and has answered a safe request."""
+        self._answers_again = not self._is_distrusted
 
     def give_back(self, upstream: Upstream) -> None:
         """Called by a connection after a complete answer, when it could carry another exchange."""
-        if upstream.served > 1:
-            self._answers_again = True
         if self._is_closed or len(self._idle) >= _IDLE_MOST:
             upstream.leave()
             return
@@ -118,11 +124,16 @@ class Pool:
             self._idle.remove(upstream)
         elif upstream in self._spares:
             self._spares.remove(upstream)
-            # It was closed under our hands: trust the next ones for less than that.
-            self._spare_limit_s = min(self._spare_limit_s, (time.monotonic() - upstream.opened_at) / 2)
+            # It was closed under our hands: trust the next ones for less than that, and never again for longer.
+            self._spare_most_s = min(self._spare_most_s, (time.monotonic() - upstream.opened_at) / 2)
+            self._spare_limit_s = min(self._spare_limit_s, self._spare_most_s)
 
     def distrust(self) -> None:
-        """A reused connection died without an answer: this upstream closes them early."""
+        """A reused connection died under a request: this upstream closes them when it likes.
+
+        From now on only safe requests take connections that have served before.
+        """
+        self._is_distrusted = True
         self._answers_again = False
 
     # Opening
@@ -171,10 +182,11 @@ class Pool:
         for upstream in [u for u in self._idle if now - u.idle_since > _IDLE_LIMIT_S]:
             self._idle.remove(upstream)
             upstream.leave()
-        for spare in [s for s in self._spares if now - s.opened_at > self._spare_limit_s - _SWEEP_S]:
+        for spare in [s for s in self._spares if now - s.opened_at > self._spare_limit_s]:
             self._spares.remove(spare)
             spare.leave()
-            if now - self._asked_at < _BUSY_WINDOW_S and self._spare_limit_s > 2 * _SWEEP_S:
+            self._spare_limit_s = min(2 * self._spare_limit_s, self._spare_most_s)
+            if now - self._asked_at < _BUSY_WINDOW_S and self._spare_limit_s > _SWEEP_S:
                 self._renew_spare()
         if self._idle or self._spares:
             self._watch()

@@ -52,6 +52,9 @@ class Receiver(Protocol):
 class Owner(Protocol):
     """Whoever keeps the connections."""
 
+    def answers_again(self) -> None:
+        """A connection that had served before has answered a safe request."""
+
     def give_back(self, upstream: Upstream) -> None:
         """After a complete answer: it could carry another exchange."""
 
@@ -71,6 +74,7 @@ class Upstream(asyncio.Protocol):
         "_framing",
         "_hang_up",
         "_in_body",
+        "_is_safe",
         "_keeps_alive",
         "_left",
         "_method",
@@ -101,6 +105,7 @@ class Upstream(asyncio.Protocol):
         self._rest = b""
         self._error: str | None = None
         self._bare = False
+        self._is_safe = False
         self._method = b""
         self._keeps_alive = True
         self.request_is_sent = False
@@ -112,7 +117,7 @@ class Upstream(asyncio.Protocol):
 
     # Asking
 
-    def ask(self, receiver: Receiver, method: bytes, start: bytes, *, bare: bool) -> None:
+    def ask(self, receiver: Receiver, method: bytes, start: bytes, *, bare: bool, is_safe: bool) -> None:
         """Sends a request's head with what is there of its body; the rest follows by `send`.
 
         One write for both: the second would cost as much as all else that a small request costs. `bare`: the answer's
@@ -121,6 +126,7 @@ class Upstream(asyncio.Protocol):
         self._receiver = receiver
         self._method = method
         self._bare = bare
+        self._is_safe = is_safe
         self._in_body = False
         self.request_is_sent = False
         self.transport.write(start)
@@ -257,6 +263,8 @@ class Upstream(asyncio.Protocol):
         if receiver is None:
             return
         self._in_body = False
+        if self.served and self._is_safe:
+            self._owner.answers_again()
         self.served += 1
         if self._keeps_alive and not self._rest and self.request_is_sent and self.is_open:
             self.resume_reading()

@@ -178,10 +178,11 @@ class ChunkedBody:
                     here = seen if seen <= step else step
                     if data[position + step - here : position + step] != b"\r\n"[seen - here : seen]:
                         self.error = "a chunk is longer than it says"
-                        end = position + step - here
-                        break
+                        step, end = max(0, step - here), position + step - here
                 if self._bare:
                     kept.append(data[position : position + min(step, max(0, left - 2))])
+                if self.error is not None:
+                    break
                 self._left = after
                 position += step
                 continue
@@ -193,6 +194,9 @@ class ChunkedBody:
                     self.error = "a chunk size is malformed"
                 else:
                     self._held = rest
+                break
+            if line.end() - position > _CHUNK_SIZE_LIMIT_BYTES:  # whole or in pieces, the limit is the same
+                self.error, end = "a chunk size is malformed", position
                 break
             size = int(line[1], 16)
             if size == 0:
@@ -226,6 +230,9 @@ class ChunkedBody:
                 self._held = rest
                 return b""
             after = blank + 4
+            if blank - start > _TRAILER_LIMIT_BYTES:
+                self.error = "the trailer section is too long"
+                return b""
             if _FIELD_BLOCK.fullmatch(data, start, blank + 2) is None:
                 self.error = "a trailer field is malformed"
                 return b""

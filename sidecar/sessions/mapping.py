@@ -63,7 +63,7 @@ def decide(watched: Watched, policy: MappingPolicy, namespace: bytes = b"") -> D
     if session_id is not None:
         added += ((_SESSION_ID_NAME, session_id), (_CLAUDE_SESSION_ID_NAME, session_id))
     if policy.forward_key == "always":
-        added += watched.get(ROUTE_KEYS[0], ())
+        added += [(name, namespace + value) for name, value in watched.get(ROUTE_KEYS[0], ())]
     given_back = [(spelled, watched[name][0][1]) for name, spelled in _GIVEN_BACK if name in watched]
     word = source + "; derived" if derived else source
     given_back.append((b"X-Hermes-Sidecar-Session", word.encode("latin-1")))

@@ -6,6 +6,7 @@ So own pages and relayed answers share one door, one drain and one set of ends, 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 
 from aiohttp import web
@@ -13,10 +14,20 @@ from aiohttp import web
 from sidecar.relay.pool import Connector, Factory
 from sidecar.relay.upstream import Upstream
 
+_silent = logging.getLogger("hermes_sidecar.pages")
+_silent.addHandler(logging.NullHandler())
+_silent.propagate = False
+
 
 async def make_runner(app: web.Application) -> web.AppRunner:
     """The one way to start an aiohttp application here: handlers are cancelled when their client leaves."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        auto_decompress=False,
+        logger=_silent,  # it would log what clients sent; pages answer and log their own failures
+    )
     await runner.setup()
     return runner
 

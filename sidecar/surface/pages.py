@@ -12,6 +12,7 @@ from aiohttp import web
 
 from sidecar import __version__, faults
 from sidecar.faults import Fault, FaultCode
+from sidecar.surface.errors import envelope, fault_response
 
 _NOT_YET = ("/capabilities", "/capabilities/events", "/capabilities/refresh", "/metrics")
 
@@ -26,14 +27,13 @@ class State:
 
 
 def application(state: State) -> web.Application:
-    app = web.Application()
+    app = web.Application(middlewares=[envelope])
     pages = _Pages(state)
     app.router.add_get("/healthz", pages.healthz)
     app.router.add_get("/readyz", pages.readyz)
     app.router.add_get("/sidecar/", pages.status)
     for path in _NOT_YET:
         app.router.add_route("*", path, pages.not_yet)
-    app.router.add_route("*", "/sidecar/{file}", pages.no_such_page)
     app.on_response_prepare.append(_name_ourselves)
     return app
 
@@ -56,10 +56,10 @@ class _Pages:
     async def readyz(self, _: web.Request) -> web.Response:
         """Whether a chat would find its way now."""
         if self._state.is_draining():
-            return _fault_response(faults.draining())
+            return fault_response(faults.draining())
         fault = await self._state.gateway_fault()
         if fault is not None:
-            return _fault_response(fault, status=503)
+            return fault_response(fault, status=503)
         return web.json_response({"status": "ready", "reason": "The gateway accepts connections."})
 
     async def status(self, _: web.Request) -> web.Response:
@@ -79,24 +79,10 @@ class _Pages:
         return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": policy})
 
     async def not_yet(self, request: web.Request) -> web.Response:
-        return _fault_response(
+        return fault_response(
             Fault(
                 FaultCode.CAPABILITY_UNAVAILABLE,
                 f"This version of the sidecar ({__version__}) does not have {request.path} yet.",
                 "See CHANGELOG.md for what each version brings. Chat does not depend on it.",
             )
         )
-
-    async def no_such_page(self, _: web.Request) -> web.Response:
-        return _fault_response(
-            Fault(FaultCode.CAPABILITY_UNAVAILABLE, "The sidecar has no such page.", "The status page is at /sidecar/.")
-        )
-
-
-def _fault_response(fault: Fault, *, status: int | None = None) -> web.Response:
-    return web.Response(
-        body=fault.envelope(),
-        status=status or fault.status,
-        content_type="application/json",
-        headers={"X-Hermes-Sidecar-Error": fault.code.code},
-    )

@@ -62,7 +62,8 @@ class ExchangeLog:
 
     def refused(self, fault: Fault) -> None:
         """Bytes that never became a request were refused."""
-        self._sink([{"event": "bytes_refused", "level": "info", "code": fault.code.code, "status": fault.status}])
+        line = {"event": "bytes_refused", "level": "info", "timestamp": _timestamp(time.time())}
+        self._sink([{**line, "code": fault.code.code, "status": fault.status}])
 
     def flush(self) -> None:
         if self._timer is not None:
@@ -78,15 +79,15 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
     line: dict[str, object] = {
         "event": "exchange_ended",
         "level": "warning" if record.end in ("upstream_broke", "timeout") else "info",
-        "timestamp": datetime.fromtimestamp(ended_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "timestamp": _timestamp(ended_at),
         "outcome": record.end,
         "status": record.status,
-        "method": record.method.decode("latin-1")[:16],
+        "method": _printable(record.method[:16]),
         "route": record.route,
         "source": record.source,
         "duration_ms": round(record.duration_s * 1000, 1),
         "bytes": record.answer_bytes,
-        "request_id": record.request_id.decode("latin-1")[:64],
+        "request_id": _printable(record.request_id[:64]),
     }
     if record.session_id is not None:
         line["session"] = short_hash(record.session_id)
@@ -98,6 +99,15 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
         if record.fault.detail:
             line["detail"] = record.fault.detail
     return line
+
+
+def _timestamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _printable(value: bytes) -> str:
+    """What a client chose, so that no terminal obeys it."""
+    return value.decode("ascii", "backslashreplace")
 
 
 def short_hash(value: bytes) -> str:

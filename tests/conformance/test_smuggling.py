@@ -1,4 +1,4 @@
-"""Request smuggling: bytes that two readers could understand in two ways are refused, and nothing after them is read."""
+"""Request smuggling: bytes that two readers could take in two ways are refused, and nothing after them is read."""
 
 from __future__ import annotations
 

@@ -74,6 +74,30 @@ async def test_posts_to_an_upstream_that_closes_reused_connections_all_succeed(
         assert sorted(posts) == sorted(b'{"n":%d}' % number for number in range(50))
 
 
+@pytest.mark.parametrize("gets_between", [0, 1, 2])
+@pytest.mark.parametrize("answers", [2, 3, 10])
+async def test_posts_to_an_upstream_that_closes_after_some_answers_all_succeed(answers: int, gets_between: int) -> None:
+    """That it answered twice on one connection is no promise that it will a third time."""
+
+    async def tiring(connection: Connection) -> None:
+        for _ in range(answers):
+            await connection.request(limit_s=30)
+            connection.write(OK)
+        await connection.head(limit_s=30)
+        connection.close()
+
+    async with relayed(tiring) as (upstream, sidecar), raw_client(sidecar.url) as client:
+        statuses = []
+        for number in range(60):
+            statuses += [(await client.ask("GET", "/v1/models")).status for _ in range(gets_between)]
+            answer = await client.ask("POST", "/v1/chat/completions", JSON, body=b'{"n":%d}' % number)
+            statuses.append(answer.status)
+
+        assert set(statuses) == {200}
+        posts = [r for connection in upstream.connections for r in _posts(connection)]
+        assert sorted(posts) == sorted(b'{"n":%d}' % number for number in range(60))
+
+
 async def test_parallel_clients_posting_to_such_an_upstream_all_succeed() -> None:
     """Several clients at once make the upstream's connections look busy, and so alive."""
 

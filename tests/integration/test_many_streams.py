@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -207,15 +207,18 @@ async def test_a_repeated_request_leaves_no_timer_behind(idle_timeout_s: float) 
             return
         connection.write(ok(b"{}"))
 
-    async with leaving_nothing_behind(), scripted_upstream(script) as upstream:
-        async with running_sidecar(upstream.url, gateway={"idle_timeout_s": idle_timeout_s}) as sidecar:
-            async with raw_client(sidecar.url) as client:
-                first = await client.ask("GET", "/v1/models")
-                second = await client.ask("GET", "/v1/models")
+    async with (
+        leaving_nothing_behind(),
+        scripted_upstream(script) as upstream,
+        running_sidecar(upstream.url, gateway={"idle_timeout_s": idle_timeout_s}) as sidecar,
+    ):
+        async with raw_client(sidecar.url) as client:
+            first = await client.ask("GET", "/v1/models")
+            second = await client.ask("GET", "/v1/models")
 
-            assert (first.status, second.status, len(upstream.connections)) == (200, 200, 2)
-            assert await settled(lambda: is_quiet(sidecar))
-            assert await settled(lambda: "Exchange" not in Footprint.now().living), "something still holds an exchange"
+        assert (first.status, second.status, len(upstream.connections)) == (200, 200, 2)
+        assert await settled(lambda: is_quiet(sidecar))
+        assert await settled(lambda: "Exchange" not in Footprint.now().living), "something still holds an exchange"
 
 
 async def test_tunnels_that_end_in_every_way_leave_nothing_open() -> None:
@@ -284,12 +287,5 @@ async def test_refused_requests_leave_nothing_open() -> None:
 
 @asynccontextmanager
 async def many_clients(url: str, count: int) -> AsyncIterator[list[RawClient]]:
-    clients: list[RawClient] = []
-    contexts = [raw_client(url) for _ in range(count)]
-    try:
-        for context in contexts:
-            clients.append(await context.__aenter__())
-        yield clients
-    finally:
-        for client in clients:
-            client.transport.abort()
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(raw_client(url)) for _ in range(count)]

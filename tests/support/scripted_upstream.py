@@ -184,6 +184,10 @@ def answering(*answers: bytes) -> Script:
     return script
 
 
+async def left_to_the_test(connection: Connection) -> None:
+    """A script that does nothing: the test holds the connection itself."""
+
+
 def ok(body: bytes = b'{"ok":true}', *fields: bytes, status: bytes = b"200 OK") -> bytes:
     """A whole answer with a length, and `fields` as further lines."""
     lines = b"".join(field + b"\r\n" for field in (b"Content-Type: application/json", *fields))

@@ -76,6 +76,10 @@ class SidecarProcess:
         assert code == 0, f"the sidecar ended with {code}:\n{self.log}"
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return "".join(self._lines)
 
@@ -88,10 +92,6 @@ class SidecarProcess:
                     await self._logged.wait()
         except TimeoutError:
             pytest.fail(f"no {mark!r} within {limit_s:g} s in the log:\n{self.log}")
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def send_signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Sends a signal and waits for nothing."""

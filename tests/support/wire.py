@@ -138,7 +138,8 @@ class Wire(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._ended("FIN")
-        return True  # the test closes this side when it wants to
+        # The test closes this side when it wants to; TLS has no half-open connections.
+        return self.transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended("FIN" if exc is None else "RST")

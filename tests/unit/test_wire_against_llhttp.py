@@ -1,0 +1,285 @@
+"""A second opinion: what our parser takes, llhttp (Node's parser) takes as well, and reads the same in it.
+
+Two readers of one byte stream that disagree are what request smuggling is made of. So whatever we accept, another
+parser must understand the same way. Being stricter than llhttp is free; being looser has to be on the list below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import httptools
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.relay.wire import (
+    CHUNKED,
+    UNTIL_CLOSE,
+    ChunkedBody,
+    Fields,
+    RequestHead,
+    ResponseHead,
+    WireError,
+    parse_request_head,
+    parse_response_head,
+    request_body,
+    response_body,
+)
+from tests.unit.grammar import REASONS, TOKENS, VALUES, bytes_of, cut, field_lines
+
+# What every server of the network knows; llhttp has a closed list.
+KNOWN_METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"PROPFIND", b"M-SEARCH", b"QUERY")
+ASCII_TARGETS = bytes_of(bytes(range(0x21, 0x7F)), max_size=30).map(lambda rest: b"/" + rest)
+FRAMING_NAMES = (b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"proxy-connection")
+NAMES = TOKENS.filter(lambda name: name.lower() not in FRAMING_NAMES)
+PAYLOADS = st.lists(st.binary(min_size=1, max_size=30) | st.just(b"\r\n0\r\n\r\n"), max_size=4)
+
+
+@dataclass
+class Message:
+    """A message as one of the parsers understood it."""
+
+    start: tuple[bytes, ...] = ()
+    fields: Fields = field(default_factory=list)
+    payload: bytes = b""
+    is_complete: bool = False
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.message = Message()
+        self._start = b""
+
+    def on_url(self, piece: bytes) -> None:
+        self._start += piece
+
+    on_status = on_url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # llhttp leaves the blanks behind a value to its callers. Trailer fields come this way too.
+        self.message.fields.append((name, value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.message.start = (self._start,)
+        self._fields_of_head = len(self.message.fields)
+
+    def on_body(self, piece: bytes) -> None:
+        self.message.payload += piece
+
+    def on_message_complete(self) -> None:
+        assert not self.message.is_complete, "llhttp sees a second message"
+        self.message.is_complete = True
+        del self.message.fields[self._fields_of_head :]
+
+
+def llhttp_request(wire: bytes) -> Message:
+    """Raises httptools.HttpParserError."""
+    listener = _Listener()
+    parser = httptools.HttpRequestParser(listener)
+    parser.feed_data(wire)
+    listener.message.start = (parser.get_method(), *listener.message.start, parser.get_http_version().encode())
+    return listener.message
+
+
+def llhttp_response(wire: bytes) -> Message:
+    """Raises httptools.HttpParserError."""
+    listener = _Listener()
+    parser = httptools.HttpResponseParser(listener)
+    parser.feed_data(wire)
+    status = b"%d" % parser.get_status_code()
+    listener.message.start = (parser.get_http_version().encode(), status, *listener.message.start)
+    return listener.message
+
+
+def split(wire: bytes) -> tuple[bytes, bytes]:
+    head, found, body = wire.partition(b"\r\n\r\n")
+    if not found:
+        raise WireError("no end of the head")
+    return head + b"\r\n", body
+
+
+def values(fields: Fields, name: bytes) -> list[bytes]:
+    return [value for known, value in fields if known.lower() == name]
+
+
+def our_request(wire: bytes) -> tuple[Message, bytes]:
+    """The request, and its bytes as they would pass on: head, then whatever of the body has been accepted.
+
+    Raises WireError for what is refused, and where anything follows the message.
+    """
+    block, body = split(wire)
+    head = parse_request_head(block)
+    framing = request_body(
+        head.minor, values(head.fields, b"content-length"), values(head.fields, b"transfer-encoding")
+    )
+    message = Message((head.method, head.target, b"1.%d" % head.minor), head.fields)
+    return message, block + b"\r\n" + _read_body(message, framing, body)
+
+
+def our_response(wire: bytes) -> tuple[Message, bytes]:
+    """As `our_request`, for the answer to a GET."""
+    block, body = split(wire)
+    head = parse_response_head(block)
+    framing = response_body(
+        b"GET", head.status, values(head.fields, b"content-length"), values(head.fields, b"transfer-encoding")
+    )
+    message = Message((b"1.%d" % head.minor, b"%d" % head.status, head.reason), head.fields)
+    return message, block + b"\r\n" + _read_body(message, framing, body)
+
+
+def _read_body(message: Message, framing: int, body: bytes) -> bytes:
+    if framing == UNTIL_CLOSE:
+        message.payload = body
+        return body
+    if framing != CHUNKED:
+        if len(body) > framing:
+            raise WireError("more than one message")
+        message.payload, message.is_complete = body, len(body) == framing
+        return body
+    framed, bare = ChunkedBody(), ChunkedBody(bare=True)
+    passed, message.payload = framed.feed(body), bare.feed(body)
+    if framed.error is not None:
+        raise WireError(framed.error)
+    if framed.rest:
+        raise WireError("more than one message")
+    message.is_complete = framed.done
+    return passed
+
+
+# --- Generated from the grammar --------------------------------------------------------------------------------------
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A framing field with its line end (or none), and the body that it announces."""
+    parts = draw(PAYLOADS)
+    payload = b"".join(parts)
+    match draw(st.sampled_from(("none", "length", "chunked"))):
+        case "none":
+            return b"", b""
+        case "length":
+            return b"Content-Length: %d\r\n" % len(payload), payload
+    extension = st.just(b"") | st.builds(lambda name, value: b";%b=%b" % (name, value), TOKENS, TOKENS)
+    chunks = [b"%x%b\r\n%b\r\n" % (len(part), draw(extension), part) for part in parts]
+    trailers = [line for _, line in draw(field_lines(NAMES, max_size=2))]
+    return b"Transfer-Encoding: chunked\r\n", b"".join(chunks) + b"0\r\n" + b"".join(trailers) + b"\r\n"
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    framing, body = draw(bodies())
+    start = b"%b %b HTTP/1.1\r\n" % (draw(st.sampled_from(KNOWN_METHODS)), draw(ASCII_TARGETS))
+    lines = [framing, *(line for _, line in draw(field_lines(NAMES)))]
+    return start + b"".join(draw(st.permutations(lines))) + b"\r\n" + body
+
+
+@st.composite
+def responses(draw: st.DrawFn) -> bytes:
+    framing, body = draw(bodies())
+    start = b"HTTP/1.%d %d %b\r\n" % (draw(st.sampled_from((0, 1))), draw(st.integers(200, 999)), draw(REASONS))
+    lines = [framing, *(line for _, line in draw(field_lines(NAMES)))]
+    return start + b"".join(draw(st.permutations(lines))) + b"\r\n" + body
+
+
+@given(requests())
+def test_a_request_of_the_grammar_is_read_alike(wire: bytes) -> None:
+    """For any request of the grammar, both take it: same method, target, version, fields, payload and end."""
+    ours, passed = our_request(wire)
+
+    assert ours.is_complete
+    assert llhttp_request(wire) == ours
+    assert llhttp_request(passed) == ours
+
+
+@given(responses())
+def test_a_response_of_the_grammar_is_read_alike(wire: bytes) -> None:
+    """For any answer of the grammar, both take it: same status, reason, fields, payload and end."""
+    try:
+        ours, passed = our_response(wire)
+    except WireError as error:
+        assert str(error) == "more than one message"  # a 204 or 304 with a body behind it
+        return
+
+    assert llhttp_response(wire) == ours
+    assert llhttp_response(passed) == ours
+
+
+# --- Valid messages, broken in places --------------------------------------------------------------------------------
+
+SPLINTERS = st.sampled_from(
+    (
+        *(bytes((byte,)) for byte in b"\r\n\t :;,\x00\x7f\x80\xff0159afgAZ+-_\"/"),
+        b"\r\n",
+        b"\r\n\r\n",
+        b"\r\n ",
+        b"Content-Length: 3\r\n",
+        b"content-length:0\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: identity\r\n",
+        b", chunked",
+        b"0\r\n\r\n",
+        b"5\r\nhello\r\n",
+        b"HTTP/1.1",
+        b"GET / HTTP/1.1\r\n",
+    )
+)
+
+
+@st.composite
+def broken(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
+    """A valid message with a few bytes replaced, put in, taken out or doubled."""
+    wire = draw(whole)
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(wire)))
+        end = min(len(wire), start + draw(st.integers(0, 3)))
+        match draw(st.sampled_from(("replace", "insert", "delete", "double"))):
+            case "replace":
+                wire = wire[:start] + draw(SPLINTERS) + wire[end:]
+            case "insert":
+                wire = wire[:start] + draw(SPLINTERS) + wire[start:]
+            case "delete":
+                wire = wire[:start] + wire[end:]
+            case "double":
+                wire = wire[:end] + wire[start:]
+    return wire
+
+
+def is_our_choice(error: httptools.HttpParserError, wire: bytes, start: bytes) -> bool:
+    """Whether llhttp refuses what we pass on knowingly: see `test_where_we_are_looser`."""
+    if isinstance(error, (httptools.HttpParserInvalidMethodError, httptools.HttpParserInvalidURLError)):
+        return True
+    if isinstance(error, httptools.HttpParserUpgrade):
+        return True
+    return any(words in str(error) for words in TOLERATED)
+
+
+TOLERATED = (
+    "Invalid method",
+)
+
+
+@settings(max_examples=1000)
+@given(broken(requests()))
+def test_a_broken_request_that_we_take_is_read_alike(wire: bytes) -> None:
+    """For any mutation of a valid request: we refuse it, or llhttp reads the same in it."""
+    try:
+        ours, passed = our_request(wire)
+    except WireError:
+        return
+    theirs = llhttp_request(passed)
+
+    assert theirs == ours
+
+
+@settings(max_examples=1000)
+@given(broken(responses()))
+def test_a_broken_response_that_we_take_is_read_alike(wire: bytes) -> None:
+    """For any mutation of a valid answer: we refuse it, or llhttp reads the same in it."""
+    try:
+        ours, passed = our_response(wire)
+    except WireError:
+        return
+    theirs = llhttp_response(passed)
+
+    assert theirs == ours
