@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
+from sidecar.capabilities.asking import Place
+from sidecar.capabilities.model import DashboardFacts, Picture
+from sidecar.capabilities.monitor import Monitor
+from sidecar.capabilities.observed import Observed
+from sidecar.capabilities.probes import probe_dashboard, probe_gateway, read_dashboard_token
+from sidecar.capabilities.wording import filled_families, missing_families
 from sidecar.config import Settings
-from sidecar.faults import Fault
+from sidecar.config.addresses import BaseUrl
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy
-from sidecar.relay.admission import Rules
+from sidecar.relay.admission import DashboardRules, Destination, Families, Rules
 from sidecar.relay.handler import Limits, Relay
 from sidecar.relay.pool import Pool, tcp_connector
 from sidecar.sessions.mapping import MappingPolicy
@@ -28,28 +34,174 @@ so that it is the client who closes, and no request meets a connection on its wa
 _SLOWEST_LOOK_S = 1.0
 
 
+class Upstreams:
+    """The gateway and, where there is one, the dashboard: their connections, and what can be asked of them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        gateway, dashboard = settings.gateway, settings.dashboard
+        self.gateway = _pool(gateway.base, gateway.url, _tls(settings), gateway.connect_timeout_s)
+        # Probes have connections of their own, and leave none behind that a request could meet.
+        self._gateway_probes = _pool(gateway.base, gateway.url, _tls(settings), settings.probe.timeout_s, spares=False)
+        self.dashboard: Pool | None = None
+        if dashboard.base is not None:
+            tls = ssl.create_default_context() if dashboard.base.scheme == "https" else None
+            self.dashboard = _pool(dashboard.base, dashboard.url, tls, gateway.connect_timeout_s)
+
+    async def probe(self) -> Picture:
+        """Asks both what they are and can do."""
+        gateway, dashboard = await asyncio.gather(probe_gateway(self._gateway_place), self._probe_dashboard())
+        self._gateway_probes.drop_idle()
+        if self._gateway_probes.is_known_to_answer_again:
+            self.gateway.answers_again()
+        return replace(self.blank_picture(), gateway=gateway, dashboard=dashboard, probed_at=time.time())
+
+    def blank_picture(self) -> Picture:
+        """What is known before anything was asked."""
+        settings = self._settings
+        return Picture(
+            dashboard=DashboardFacts(settings.dashboard.url or None),
+            fill=tuple(settings.dashboard.fill) if settings.dashboard.url else (),
+            has_token=settings.gateway.token is not None,
+        )
+
+    async def read_dashboard_token(self) -> bytes | None:
+        place = self._dashboard_place
+        return None if place is None else await read_dashboard_token(place)
+
+    async def _probe_dashboard(self) -> DashboardFacts:
+        place = self._dashboard_place
+        return DashboardFacts() if place is None else await probe_dashboard(place, self._settings.dashboard.url)
+
+    @property
+    def _gateway_place(self) -> Place:
+        base, token = self._settings.gateway.base, self._settings.gateway.token
+        credentials = [(b"Authorization", b"Bearer " + token.get_secret_value().encode())] if token else []
+        return Place(self._gateway_probes, base.netloc, base.path_prefix, self._settings.probe.timeout_s, credentials)
+
+    @property
+    def _dashboard_place(self) -> Place | None:
+        base = self._settings.dashboard.base
+        if base is None or self.dashboard is None:
+            return None
+        return Place(self.dashboard, base.netloc, base.path_prefix, self._settings.probe.timeout_s)
+
+    def use(self, settings: Settings) -> None:
+        """New credentials from now on; addresses stay."""
+        self._settings = self._settings.model_copy(update={"gateway": settings.gateway})
+
+    async def close(self) -> None:
+        await self.gateway.close()
+        await self._gateway_probes.close()
+        if self.dashboard is not None:
+            await self.dashboard.close()
+
+
+def _pool(
+    base: BaseUrl, url: str, tls: ssl.SSLContext | None, connect_timeout_s: float, *, spares: bool = True
+) -> Pool:
+    connector = tcp_connector(base.host, base.port, tls)
+    return Pool(url, connector, connect_timeout_s=connect_timeout_s, keeps_spares=spares and tls is not None)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.gateway.scheme != "https":
+        return None
+    context = ssl.create_default_context(cafile=settings.gateway.ca_file)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class Backend:
+    """What is known of the upstreams, kept in the relay's rules."""
+
+    def __init__(self, settings: Settings, upstreams: Upstreams, monitor: Monitor) -> None:
+        self._settings = settings
+        self._upstreams = upstreams
+        self._monitor = monitor
+        self._dashboard_token: bytes | None = None
+        self._renewing: asyncio.Task[bytes | None] | None = None
+        self.relay: Relay
+        monitor.on_change(self._heard)
+
+    @property
+    def observed(self) -> Observed:
+        return self._monitor.observed
+
+    @property
+    def known(self) -> asyncio.Event:
+        return self._monitor.known
+
+    def trouble(self) -> None:
+        self._monitor.trouble()
+
+    def use(self, settings: Settings) -> None:
+        """Judges new requests by new settings; addresses stay."""
+        self._settings = settings
+        self._upstreams.use(settings)
+        self._set_rules()
+
+    async def renew_dashboard_token(self) -> bool:
+        if self._renewing is None:
+            self._renewing = asyncio.get_running_loop().create_task(self._upstreams.read_dashboard_token())
+        try:
+            token = await asyncio.shield(self._renewing)
+        finally:
+            self._renewing = None
+        is_new = token is not None and token != self._dashboard_token
+        if is_new:
+            self._dashboard_token = token
+            self._set_rules()
+        return is_new
+
+    def _heard(self, picture: Picture) -> None:
+        self._dashboard_token = picture.dashboard.token or self._dashboard_token
+        self._set_rules()
+
+    def _set_rules(self) -> None:
+        old = self.relay.rules
+        new = rules(self._settings, self._monitor.picture, self._dashboard_token)
+        dashboard = new.dashboard
+        if dashboard is not None and old.dashboard is not None:
+            dashboard = replace(dashboard, netloc=old.dashboard.netloc, prefix=old.dashboard.prefix)
+        self.relay.rules = replace(
+            new,
+            gateway_netloc=old.gateway_netloc,
+            gateway_prefix=old.gateway_prefix,
+            dashboard=dashboard if old.dashboard is not None else None,
+        )
+
+
 @dataclass(slots=True)
 class App:
     """The parts that run, wired together."""
 
     relay: Relay
+    upstreams: Upstreams
+    backend: Backend
+    monitor: Monitor
     pages: web.AppRunner
-    _pace_timer: asyncio.TimerHandle | None = None
+    _pace_timer: asyncio.TimerHandle | None = field(default=None)
 
-    def watch_pace(self) -> None:
-        """Looks after slow and idle clients from now on, one timer for all."""
+    def begin(self) -> None:
+        """Starts what runs by itself: the probes, and one timer that looks after slow and idle clients."""
+        self.monitor.start()
+        self._watch_pace()
+
+    def _watch_pace(self) -> None:
         limits = self.relay.limits
         now = time.monotonic()
         for client in list(self.relay.clients):
             client.check_pace(now)
         every_s = min(_SLOWEST_LOOK_S, limits.head_s / 4, limits.body_s / 4)
-        self._pace_timer = asyncio.get_running_loop().call_later(every_s, self.watch_pace)
+        self._pace_timer = asyncio.get_running_loop().call_later(every_s, self._watch_pace)
 
     async def close(self) -> None:
         if self._pace_timer is not None:
             self._pace_timer.cancel()
-        await self.relay.gateway.close()
-        await self.relay.own_pages.close()
+        await self.monitor.stop()
+        await self.upstreams.close()
+        await self.relay.pools["own"].close()
         await self.pages.cleanup()
         self.relay.log.flush()
 
@@ -59,29 +211,30 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
 
     `connections_at_most` is what the system allows, whatever the settings say.
     """
-    gateway_settings = settings.gateway
-    gateway = Pool(
-        gateway_settings.url,
-        tcp_connector(gateway_settings.host, gateway_settings.port, _tls(settings)),
-        connect_timeout_s=gateway_settings.connect_timeout_s,
-        keeps_spares=gateway_settings.scheme == "https",
+    log = ExchangeLog(sink)
+    upstreams = Upstreams(settings)
+    monitor = Monitor(
+        upstreams.probe,
+        upstreams.blank_picture(),
+        interval_s=settings.probe.interval_s,
+        retry_s=settings.probe.retry_s,
+        on_failure=log.failed,
     )
-
-    async def gateway_fault() -> Fault | None:
-        try:
-            (await gateway.connect()).leave()
-        except Fault as fault:
-            return fault
-        return None
-
-    state = pages.State(gateway_settings.url, lambda: relay.is_draining, gateway_fault)
-    runner = await inprocess.make_runner(pages.application(state))
+    backend = Backend(settings, upstreams, monitor)
+    runner = await inprocess.make_runner(
+        pages.application(
+            pages.State(settings.gateway.url, time.time(), monitor, is_draining=lambda: backend.relay.is_draining)
+        )
+    )
     own_pages = Pool(
         "the sidecar itself",
         inprocess.connector(runner),
         connect_timeout_s=_OWN_PAGES_TIMEOUT_S,
         keeps_spares=False,
     )
+    pools: dict[Destination, Pool] = {"gateway": upstreams.gateway, "own": own_pages}
+    if upstreams.dashboard is not None:
+        pools["dashboard"] = upstreams.dashboard
     listen = settings.listen
     limits = Limits(
         head_s=listen.head_timeout_s,
@@ -89,12 +242,13 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
         idle_s=_CLIENT_IDLE_S,
         connections=min(listen.max_connections, connections_at_most),
     )
-    relay = Relay(rules(settings), gateway, own_pages, ExchangeLog(sink), limits, gateway_settings.idle_timeout_s)
-    return App(relay, runner)
+    first_rules = rules(settings, monitor.picture, None)
+    backend.relay = Relay(first_rules, pools, backend, log, limits, settings.gateway.idle_timeout_s)
+    return App(backend.relay, upstreams, backend, monitor, runner)
 
 
-def rules(settings: Settings) -> Rules:
-    """What the settings say about every request, as frozen bytes."""
+def rules(settings: Settings, picture: Picture, dashboard_token: bytes | None) -> Rules:
+    """What the settings and the backend say about every request, as frozen bytes."""
     listen, gateway, session = settings.listen, settings.gateway, settings.session
     sources = [
         HeaderSource(source.header.lower().encode(), source.prefix.encode())
@@ -102,6 +256,14 @@ def rules(settings: Settings) -> Rules:
         if source.header is not None
     ]
     tokens = [(token.name, token.token) for token in listen.client_tokens] if listen.client_tokens else None
+    forwards_key = session.forward_key == "always" or (
+        session.forward_key == "auto" and picture.gateway.forwards_session_key
+    )
+    base = settings.dashboard.base
+    dashboard = None
+    if base is not None:
+        mount = settings.dashboard.mount.encode()
+        dashboard = DashboardRules(base.netloc.encode(), base.path_prefix.encode(), mount, dashboard_token)
     return Rules(
         gateway_netloc=gateway.netloc.encode(),
         gateway_prefix=gateway.path_prefix.encode(),
@@ -109,20 +271,17 @@ def rules(settings: Settings) -> Rules:
         mapping=MappingPolicy(
             sources=tuple(sources),
             skip_when=tuple(condition.header.lower().encode() for condition in session.skip_when),
-            # "auto" forwards to a gateway that declares session_key_header; until capabilities are known, none has.
-            forward_key="always" if session.forward_key == "always" else "never",
+            forward_key="always" if forwards_key else "never",
         ),
         credentials=CredentialPolicy.of(
             gateway.token.get_secret_value().encode() if gateway.token else None,
             tokens,
             isolate=listen.isolate_clients,
         ),
+        families=Families(
+            is_known=picture.probed_at is not None,
+            filled=filled_families(picture),
+            missing=missing_families(picture),
+        ),
+        dashboard=dashboard,
     )
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if settings.gateway.scheme != "https":
-        return None
-    context = ssl.create_default_context(cafile=settings.gateway.ca_file)
-    context.set_alpn_protocols(["http/1.1"])
-    return context

@@ -167,6 +167,18 @@ def too_many_connections(limit: int) -> Fault:
     )
 
 
+def capability_unavailable(message: str, hint: str) -> Fault:
+    return Fault(FaultCode.CAPABILITY_UNAVAILABLE, message, hint)
+
+
+def dashboard_refused() -> Fault:
+    return Fault(
+        FaultCode.UPSTREAM_PROTOCOL_ERROR,
+        "The dashboard refuses the token that its own page hands out.",
+        "Restart the dashboard (hermes dashboard), or look whether dashboard.url is right. Chat does not depend on it.",
+    )
+
+
 def upstream_unreachable(address: str, why: str, *, detail: str = "") -> Fault:
     return Fault(
         FaultCode.UPSTREAM_UNREACHABLE,

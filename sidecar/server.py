@@ -10,14 +10,15 @@ import resource
 import signal
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import uvloop
 
 from sidecar import __version__
-from sidecar.app import App, build, rules
+from sidecar.app import App, build
+from sidecar.capabilities.model import Picture, status_of
+from sidecar.capabilities.wording import summary_of
 from sidecar.config import ConfigFaults, Settings, load, not_built_yet
 from sidecar.relay.downstream import Downstream
 from sidecar.telemetry import logs
@@ -27,6 +28,8 @@ _BACKLOG = 4096
 """Connections that may wait for the event loop: a burst of a thousand tabs is not turned away."""
 _OTHER_FILES = 64
 """Files that the process needs besides its connections, and a reserve."""
+_TAKE_LOOK_S = 0.05
+"""How often a drain looks whether slow readers have taken their answers."""
 _FAREWELL_S = 0.1
 """What is written at the end gets this long to leave before the connections are closed."""
 
@@ -42,10 +45,20 @@ class Running:
 
     def use(self, settings: Settings) -> None:
         """Judges new requests by new settings; running exchanges and the addresses stay as they are."""
-        relay = self._app.relay
-        old, new = relay.rules, rules(settings)
-        relay.rules = replace(new, gateway_netloc=old.gateway_netloc, gateway_prefix=old.gateway_prefix)
-        relay.log.use(logs.configure(settings.log.level, settings.log.format))
+        self._app.backend.use(settings)
+        self._app.relay.log.use(logs.configure(settings.log.level, settings.log.format))
+
+    def tell_changes(self, log: structlog.typing.FilteringBoundLogger) -> None:
+        """One line for each change of the status: a gateway that goes away is one line, not one for each request."""
+        said: list[str] = []
+
+        def tell(picture: Picture) -> None:
+            sentence = summary_of(picture)
+            if picture.probed_at is not None and said != [sentence]:
+                said[:] = [sentence]
+                log.info("status", status=status_of(picture), message=sentence, gateway=picture.gateway.kind)
+
+        self._app.monitor.on_change(tell)
 
     async def drain(self, grace_s: float) -> None:
         """Takes no new requests and lets running exchanges end, for `grace_s` at most; then breaks them off.
@@ -59,21 +72,26 @@ class Running:
                 while any(not exchange.request.is_own for exchange in relay.exchanges):
                     relay.ended.clear()
                     await relay.ended.wait()
+                # No event tells that a transport's buffer is empty.
+                while any(client.unsent_bytes for client in relay.clients):  # noqa: ASYNC110
+                    await asyncio.sleep(_TAKE_LOOK_S)
         except TimeoutError:
             structlog.get_logger().warning("drain_grace_over", broken_off=len(relay.exchanges))
 
     async def stop(self) -> None:
-        """Closes everything, at once."""
+        """Closes everything, at once. Clients that have not taken all of their answer see that it is cut."""
         relay = self._app.relay
         relay.is_draining = True
         for server in self._servers:
             server.close()
         for exchange in list(relay.exchanges):
             exchange.drain()
-        if any(not client.is_idle for client in relay.clients):
-            await asyncio.sleep(_FAREWELL_S)
+        await asyncio.sleep(_FAREWELL_S if relay.clients else 0)
         for client in list(relay.clients):
-            client.abort()
+            if client.unsent_bytes:
+                client.cut(reset=True)
+            else:
+                client.abort()
         await self._app.close()
         for server in self._servers:
             await server.wait_closed()
@@ -81,9 +99,15 @@ class Running:
 
 async def start(settings: Settings, sink: Sink | None = None) -> Running:
     """Serves in the running event loop. Raises OSError when an address is taken."""
-    sockets = [_tcp_socket(settings.listen.host, settings.listen.port)]
-    if settings.listen.unix_socket is not None:
-        sockets.append(_unix_socket(settings.listen.unix_socket))
+    sockets: list[socket.socket] = []
+    try:
+        sockets.append(_tcp_socket(settings.listen.host, settings.listen.port))
+        if settings.listen.unix_socket is not None:
+            sockets.append(_unix_socket(settings.listen.unix_socket))
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
     loop = asyncio.get_running_loop()
     app = await build(
         settings,
@@ -96,7 +120,7 @@ async def start(settings: Settings, sink: Sink | None = None) -> Running:
         else await loop.create_unix_server(lambda: Downstream(app.relay), sock=sock, backlog=_BACKLOG)
         for sock in sockets
     ]
-    app.watch_pace()
+    app.begin()
     port = sockets[0].getsockname()[1]
     host = settings.listen.host
     return Running(app, servers, f"http://{f'[{host}]' if ':' in host else host}:{port}", port)
@@ -133,9 +157,9 @@ def _unix_socket(path: Path) -> socket.socket:
             path.unlink()
         sock.bind(str(path))
         path.chmod(0o600)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     sock.setblocking(False)
     return sock
 
@@ -165,6 +189,7 @@ async def _serve(settings: Settings, sink: Sink) -> int:
         sys.stderr.write(_why_not_started(settings, error) + "\n")
         return 1
     log.info("listening", url=running.url, gateway=settings.gateway.url, version=__version__)
+    running.tell_changes(log)
     for sentence in not_built_yet(settings):
         log.warning("not_built_yet", message=sentence)
     gc.collect()
@@ -233,9 +258,13 @@ def _address(settings: Settings, section: str) -> tuple[object, ...]:
 
 
 def _why_not_started(settings: Settings, error: OSError) -> str:
-    where = f"{settings.listen.host}:{settings.listen.port}"
+    where, key = f"{settings.listen.host}:{settings.listen.port}", "listen.port to a free port"
+    if error.filename:
+        where, key = str(error.filename), "listen.unix_socket to a path that is free"
     if error.errno == errno.EADDRINUSE:
-        return f"hermes-sidecar: {where} is taken by another program; stop it, or set listen.port to a free port."
+        return f"hermes-sidecar: {where} is taken by another program; stop it, or set {key}."
     if error.errno == errno.EACCES:
-        return f"hermes-sidecar: no permission to listen on {where}; choose a port above 1023."
+        return (
+            f"hermes-sidecar: no permission to listen on {where}; set {key.split()[0]} to one that this user may open."
+        )
     return f"hermes-sidecar: cannot listen on {where}: {error.strerror or error}."

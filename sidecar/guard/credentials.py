@@ -70,6 +70,17 @@ class CredentialPolicy:
             return []
         return [(b"Authorization", b"Bearer " + self.gateway_token)]
 
+    def to_dashboard(self, authorization: list[Field]) -> list[Field]:
+        """The client's own Authorization for the dashboard; never a client token or the gateway's key."""
+        if self.clients is not None:
+            return []
+        key = None if self.gateway_token is None else hashlib.sha256(self.gateway_token).digest()
+        return [
+            line
+            for line in authorization
+            if key is None or not hmac.compare_digest(hashlib.sha256(_bearer(line[1])).digest(), key)
+        ]
+
 
 def _has_credential(value: bytes) -> bool:
     """`Bearer` with nothing after it is what a frontend sends when its key field was left empty."""

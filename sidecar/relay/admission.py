@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from sidecar import faults
 from sidecar.guard.credentials import CredentialPolicy
@@ -24,8 +26,12 @@ OWN_PATHS = frozenset(
     (b"/capabilities", b"/capabilities/events", b"/capabilities/refresh", b"/metrics", b"/healthz", b"/readyz")
 )
 OWN_TREE = b"/sidecar/"
+_CONTINUED = frozenset((b"via", b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"x-request-id"))
+"""Fields that the sidecar continues; one that Connection names was meant for this hop, and begins anew."""
+_ROUTE_KEYS = frozenset(fields.ROUTE_KEYS)
 _SEEN_BY_OWN_PAGES = frozenset((b"accept", b"last-event-id"))
 _SEEN_BYTES = 1024
+_PAGE = re.compile(rb"%b[A-Za-z0-9._-]{0,64}" % OWN_TREE)
 _METHODS_OF_OWN_PAGES = frozenset((b"GET", b"HEAD", b"POST"))
 OPEN_PATH = b"/healthz"
 """Needs no client token: it says only that the process lives."""
@@ -39,6 +45,7 @@ ROUTES = {
     b"/health": "health",
 }
 FAMILIES = ("sessions", "skills", "memory", "config", "jobs")
+_FAMILY_PATH = re.compile(rb"/api/(?:%b)(?:/|$)" % "|".join(FAMILIES).encode())
 _FAMILY = re.compile(rb"/(?:api|v1)/(%b)(?:/|$)" % "|".join(FAMILIES).encode())
 
 SAFE_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
@@ -46,6 +53,32 @@ _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 
 _ID_PREFIX = os.urandom(6).hex()
 _id_counter = itertools.count(1)
+
+
+Destination = Literal["gateway", "dashboard", "own"]
+"""Who answers a request: the gateway, the dashboard, or the sidecar's own pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardRules:
+    """The second upstream: its Host, what stands before its targets, and the prefix that opens all of it."""
+
+    netloc: bytes
+    prefix: bytes = b""
+    mount: bytes = b""
+    token: bytes | None = field(default=None, repr=False)
+    """For requests to its families, and for nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """Where the enhanced families are served, as far as it is known."""
+
+    is_known: bool = False
+    filled: frozenset[str] = frozenset()
+    """Served by the dashboard, since the gateway lacks them."""
+    missing: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Lacking on this backend: message and hint for the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +92,8 @@ class Rules:
     door: DoorPolicy
     mapping: MappingPolicy
     credentials: CredentialPolicy
+    families: Families = Families()
+    dashboard: DashboardRules | None = None
     watched_names: frozenset[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,10 +107,10 @@ class Request:
         "answer_fields",
         "body",
         "cors",
+        "destination",
         "expects_continue",
         "head",
         "is_http_1_0",
-        "is_own",
         "is_preflight",
         "is_safe",
         "is_upgrade",
@@ -84,6 +119,7 @@ class Request:
         "route",
         "session_id",
         "source",
+        "waits_for_probe",
         "wants_close",
     )
 
@@ -93,8 +129,9 @@ class Request:
         self.wants_close = self.is_http_1_0
         self.body = UNTIL_CLOSE
         """A length in bytes, or CHUNKED; UNTIL_CLOSE while it is not known."""
-        self.is_own = False
-        """For the sidecar's own pages, not for the gateway."""
+        self.destination: Destination = "gateway"
+        self.waits_for_probe = False
+        """It asks for a family, and nobody knows yet who serves it."""
         self.is_safe = False
         """It may be sent a second time (RFC 9110, 9.2.1) and has no body."""
         self.is_upgrade = False
@@ -113,6 +150,10 @@ class Request:
         self.head = b""
         """The head as the upstream gets it."""
 
+    @property
+    def is_own(self) -> bool:
+        return self.destination == "own"
+
 
 def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_draining: bool) -> None:
     """Fills `request` in. Raises a Fault: nothing has gone upstream then, and nothing may."""
@@ -121,11 +162,12 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
     options = fields.connection_options(watched)
     if b"close" in options:
         request.wants_close = True
+    for name in options & _CONTINUED:
+        watched.pop(name, None)
     request.body = _framing(minor, watched)
     authority, target = _origin_form(method, target)
     path = target.partition(b"?")[0]
-    request.is_own = path in OWN_PATHS or path.startswith(OWN_TREE)
-    request.route = "own" if request.is_own else route_of(path)
+    _set_destination(request, path, rules)
 
     check_host(watched, authority, minor, rules.door)
     admission = check_origin(method, path, watched, rules.door)
@@ -148,19 +190,65 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
         request.expects_continue = request.body != 0
     if request.is_own:
         request.head = _own_page_head(method, path, request.request_id, passing)
+        return
+    if client.namespace:
+        check_scope(path, client.namespace)
+    if request.route in rules.families.missing and _FAMILY_PATH.match(path):
+        raise faults.capability_unavailable(*rules.families.missing[request.route])
+    if request.destination == "dashboard":
+        assert rules.dashboard is not None
+        netloc = rules.dashboard.netloc
+        target = _dashboard_target(request, target, rules.dashboard, watched, passing, added, rules.credentials)
     else:
-        if client.namespace:
-            check_scope(path, client.namespace)
+        netloc = rules.gateway_netloc
         decision = decide(watched, rules.mapping, client.namespace)
         request.session_id, request.source = decision.session_id, decision.source
         request.answer_fields = list(decision.given_back)
-        added += decision.added
+        added += [line for line in decision.added if line[0].lower() not in options & _ROUTE_KEYS]
         added += rules.credentials.to_upstream(authorization)
         if target != b"*":
             target = rules.gateway_prefix + target
-        upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
-        start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, rules.gateway_netloc)
-        request.head = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields]) + b"\r\n"
+    upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
+    start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, netloc)
+    request.head = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields]) + b"\r\n"
+
+
+def _set_destination(request: Request, path: bytes, rules: Rules) -> None:
+    if path in OWN_PATHS or path.startswith(OWN_TREE):
+        request.destination, request.route = "own", "own"
+        return
+    mount = rules.dashboard.mount if rules.dashboard else b""
+    if mount and (path == mount or path.startswith(mount + b"/")):
+        request.destination, request.route = "dashboard", "dashboard"
+        return
+    request.destination, request.route = "gateway", route_of(path)
+    if _FAMILY_PATH.match(path):
+        request.waits_for_probe = not rules.families.is_known
+        if request.route in rules.families.filled:
+            request.destination = "dashboard"
+
+
+def _dashboard_target(
+    request: Request,
+    target: bytes,
+    dashboard: DashboardRules,
+    watched: Watched,
+    passing: Fields,
+    added: Fields,
+    credentials: CredentialPolicy,
+) -> bytes:
+    """The target at the dashboard. Adds its token for a family, and keeps the gateway's key and cookies away."""
+    if request.route == "dashboard":  # the whole of it: its page brings its own token
+        added.append((b"X-Forwarded-Prefix", dashboard.mount))
+        added += credentials.to_dashboard(watched.get(b"authorization", []))
+        rest = target[len(dashboard.mount) :]
+        return dashboard.prefix + (rest if rest[:1] == b"/" else b"/" + rest)
+    passing[:] = [line for line in passing if line[0].lower() not in (b"cookie", b"x-hermes-session-token")]
+    if dashboard.token is not None:
+        added.append((b"X-Hermes-Session-Token", dashboard.token))
+    if request.route == "jobs":
+        target = b"/api/cron/jobs" + target[len(b"/api/jobs") :]
+    return dashboard.prefix + target
 
 
 def _own_page_head(method: bytes, path: bytes, request_id: bytes, passing: Fields) -> bytes:
@@ -170,6 +258,8 @@ def _own_page_head(method: bytes, path: bytes, request_id: bytes, passing: Field
     """
     kept = [line for line in passing if line[0].lower() in _SEEN_BY_OWN_PAGES and len(line[1]) <= _SEEN_BYTES]
     lines = [(b"Host", b"sidecar"), (b"X-Request-Id", request_id[:_SEEN_BYTES]), *kept]
+    if path not in OWN_PATHS and _PAGE.fullmatch(path) is None:
+        path = OWN_TREE + b"no-such-page"
     asked = method if method in _METHODS_OF_OWN_PAGES else b"PUT"  # any that none of them knows
     return b"%b %b HTTP/1.1\r\n" % (asked, path) + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import select
 import socket
 import time
 from typing import cast
@@ -16,8 +15,8 @@ from typing import cast
 from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
 from sidecar.relay import answers, wire
 from sidecar.relay.handler import Exchange, Relay
+from sidecar.relay.leaving import LeaveWatch
 from sidecar.relay.pool import keep_tcp_alive
-from sidecar.relay.upstream import POLL_HANG_UP
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, ChunkedBody, WireError
 
 _READ_AHEAD_BYTES = 65536
@@ -25,8 +24,6 @@ _READ_AHEAD_BYTES = 65536
 _LINGER_S = 30.0
 """How long a refused client may go on sending before the connection is cut. Closing earlier would reset it, and the
 client might never read why it was refused (RFC 9112, 9.6)."""
-_LEAVE_CHECK_S = 0.2
-"""How often a client that is not being read is looked at: its closing then shows only in a poll."""
 
 
 class Downstream(asyncio.Protocol):
@@ -39,7 +36,7 @@ class Downstream(asyncio.Protocol):
         "_exchange",
         "_is_lingering",
         "_is_reading",
-        "_leave_check",
+        "_leave_watch",
         "_linger",
         "_relay",
         "peer",
@@ -58,7 +55,7 @@ class Downstream(asyncio.Protocol):
         self._is_reading = True
         self._is_lingering = False
         self._linger: asyncio.TimerHandle | None = None
-        self._leave_check: asyncio.TimerHandle | None = None
+        self._leave_watch: LeaveWatch | None = None
         self.peer = b"unknown"
         self.since = time.monotonic()
         """When the request began, its body last came on, or the last exchange ended."""
@@ -70,7 +67,11 @@ class Downstream(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
         limit = self._relay.limits.connections
         if len(self._relay.clients) >= limit:
-            self.refuse(too_many_connections(limit))
+            fault = too_many_connections(limit)
+            self.transport.write(answers.fault(fault, close=True))
+            self._relay.log.refused(fault)
+            self._is_lingering = True
+            self.transport.close()  # at once: lingering would hold the very file that is missing
             return
         self._relay.clients.add(self)
         address = transport.get_extra_info("peername")
@@ -82,9 +83,10 @@ class Downstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._relay.clients.discard(self)
-        for timer in (self._linger, self._leave_check):
-            if timer is not None:
-                timer.cancel()
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._leave_watch is not None:
+            self._leave_watch.end()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_left()
@@ -110,7 +112,8 @@ class Downstream(asyncio.Protocol):
 
     def _head(self, data: bytes) -> None:
         if data[:1] in (b"\r", b"\n"):
-            data = data.lstrip(b"\r\n")  # an empty line before a request is to be ignored (RFC 9112, 2.2)
+            # An empty line before a request is to be ignored (RFC 9112, 2.2). One byte stays: the clock goes on.
+            data = data.lstrip(b"\r\n") or b"\n"
         end = data.find(b"\r\n\r\n")
         if end < 0 and len(data) <= HEAD_LIMIT_BYTES:
             self._buffer = data
@@ -223,7 +226,9 @@ class Downstream(asyncio.Protocol):
         self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
 
     def eof_received(self) -> bool:
-        """The client has said its last: it has left (None closes the transport). A lingering one has read all."""
+        """The client has said its last, which is how leaving looks. What it was fully answered is still delivered."""
+        if self._exchange is not None:
+            self.transport.abort()
         return False
 
     def cut(self, *, reset: bool) -> None:
@@ -243,17 +248,20 @@ class Downstream(asyncio.Protocol):
             self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
 
     def hand_over(self) -> bytes:
-        """Gives the connection to a tunnel, with what the client had sent already."""
+        """Gives the connection to a tunnel, with what the client had sent already. It still counts as a client."""
         self._exchange = None
+        self._is_lingering = True
         self.resume_reading()
-        self._relay.clients.discard(self)
         early, self._buffer = self._buffer, b""
         return early
 
+    def tunnel_over(self) -> None:
+        self._relay.clients.discard(self)
+
     @property
-    def is_idle(self) -> bool:
-        """Nothing is owed to this client: no exchange, no answer on its way."""
-        return self._exchange is None and not self._is_lingering
+    def unsent_bytes(self) -> int:
+        """What was answered, but waits for the client to take it."""
+        return 0 if self.transport.is_closing() else self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         self.transport.abort()
@@ -264,26 +272,16 @@ class Downstream(asyncio.Protocol):
         if self._is_reading and not self.transport.is_closing():
             self._is_reading = False
             self.transport.pause_reading()
-            self._watch_for_leaving()
+            self._leave_watch = LeaveWatch(self.transport, self.transport.abort)
 
     def resume_reading(self) -> None:
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
             self.since = time.monotonic()
-            if self._leave_check is not None:
-                self._leave_check.cancel()
-                self._leave_check = None
+            if self._leave_watch is not None:
+                self._leave_watch.end()
+                self._leave_watch = None
             self.transport.resume_reading()
-
-    def _watch_for_leaving(self) -> None:
-        """A paused transport does not report that the client closed; the socket does, when it is asked."""
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), POLL_HANG_UP)
-        if poll.poll(0):
-            self.transport.abort()
-        else:
-            loop = asyncio.get_running_loop()
-            self._leave_check = loop.call_later(_LEAVE_CHECK_S, self._watch_for_leaving)
 
     def pause_writing(self) -> None:
         if self._exchange is not None:

@@ -134,7 +134,7 @@ def to_upstream(
     for name, lines in watched.items():
         if name not in STAYS_HERE and name not in nominated:
             out += lines
-    forwarded_for = b", ".join([*values(watched, b"x-forwarded-for"), peer])
+    forwarded_for = b", ".join([value for value in (*values(watched, b"x-forwarded-for"), peer) if value])
     out.append((b"X-Forwarded-For", forwarded_for))
     if b"x-forwarded-proto" not in watched:
         out.append((b"X-Forwarded-Proto", b"http"))
@@ -151,14 +151,15 @@ def to_downstream(fields: Fields) -> tuple[Fields, Watched]:
     Hop-by-hop fields, those that Connection names, and the upstream's own CORS fields are gone.
     """
     passing, watched = sort_out(fields, RESPONSE_WATCHED)
-    nominated = connection_options(watched)
-    strips = nominated - {b"close", b"keep-alive"}
+    strips = connection_options(watched) - {b"close", b"keep-alive", b"content-length", b"transfer-encoding"}
+    for name in strips & watched.keys():
+        del watched[name]
     out = [
         field
         for field in passing
         if not (field[0][:15].lower() == b"access-control-" or (strips and field[0].lower() in strips))
     ]
     for name, lines in watched.items():
-        if name not in HOP_BY_HOP and name != b"content-length" and name not in strips:
+        if name not in HOP_BY_HOP and name != b"content-length":
             out += lines
     return out, watched

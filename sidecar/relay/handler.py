@@ -10,20 +10,25 @@ Law: nothing awaits here. Opening a connection is the only thing that takes time
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sidecar import faults
+from sidecar.capabilities.observed import Observed, has_image_part
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers
-from sidecar.relay.admission import Request, Rules, admit
+from sidecar.relay.admission import Destination, Request, Rules, admit
 from sidecar.relay.pool import BUSY, Pool
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Upstream
 from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
 from sidecar.telemetry.exchanges import End, ExchangeLog, ExchangeRecord
 
+_FIRST_PROBE_S = 5.0
+"""How long a request to a family waits for the first probe after the start; then it goes to the gateway."""
 _HELD_BACK_BYTES = 65536
 """How much of a request's body waits here while the upstream's connection is being opened."""
 
@@ -35,14 +40,32 @@ class Client(Protocol):
     peer: bytes
 
     @property
-    def is_idle(self) -> bool: ...
+    def unsent_bytes(self) -> int: ...
     def check_pace(self, now: float) -> None: ...
     def exchange_over(self, *, keep_alive: bool) -> None: ...
     def cut(self, *, reset: bool) -> None: ...
     def hand_over(self) -> bytes: ...
+    def tunnel_over(self) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def abort(self) -> None: ...
+
+
+class Backend(Protocol):
+    """What is known of the upstreams, and who wants to hear of them."""
+
+    @property
+    def observed(self) -> Observed: ...
+
+    @property
+    def known(self) -> asyncio.Event:
+        """Set once it is known who serves which family."""
+
+    def trouble(self) -> None:
+        """The gateway could not be used."""
+
+    async def renew_dashboard_token(self) -> bool:
+        """The dashboard refused its token. Whether there is a new one now, in the relay's rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +86,8 @@ class Relay:
     """What all exchanges share: where they go, the rules they obey, and who is there."""
 
     rules: Rules
-    gateway: Pool
-    own_pages: Pool
+    pools: Mapping[Destination, Pool]
+    backend: Backend
     log: ExchangeLog
     limits: Limits
     idle_timeout_s: float = 0.0
@@ -87,11 +110,14 @@ class Exchange:
         "_closes",
         "_connecting",
         "_first_byte_at",
+        "_has_image",
+        "_has_renewed",
         "_head",
         "_heard_at",
         "_held_back",
         "_held_bytes",
         "_is_over",
+        "_looks_for_image",
         "_pool",
         "_relay",
         "_request_is_over",
@@ -107,7 +133,7 @@ class Exchange:
         self._head = head
         self._relay = relay
         self._client = client
-        self._pool = relay.gateway
+        self._pool = relay.pools["gateway"]
         self._upstream: Upstream | None = None
         self._tunnel: Tunnel | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -123,6 +149,9 @@ class Exchange:
         self._heard_at = 0.0
         self._silence_timer: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._looks_for_image = False
+        self._has_image = False
+        self._has_renewed = False
 
     # Admission
 
@@ -144,8 +173,10 @@ class Exchange:
             self._refuse(refusal)
         elif request.is_preflight:
             self._answer_preflight()
-        elif request.is_own:
-            self._pool = relay.own_pages
+        else:
+            self._pool = relay.pools[request.destination]
+            chats = request.route in ("chat_completions", "responses")
+            self._looks_for_image = chats and relay.backend.observed.wants_images
         return not self._is_over
 
     # Asking the upstream
@@ -153,6 +184,38 @@ class Exchange:
     def ask(self) -> None:
         if self.request.expects_continue and not self._held_back:
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self.request.waits_for_probe:
+            self._connecting = asyncio.get_running_loop().create_task(self._ask_when_known())
+        else:
+            self._ask()
+
+    async def _ask_when_known(self) -> None:
+        """Asks once the first probe has ended: only then is it known who serves this family, if anybody does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_PROBE_S):
+                await self._relay.backend.known.wait()
+        self._admit_again()
+
+    async def _ask_with_new_token(self) -> None:
+        if await self._relay.backend.renew_dashboard_token():
+            self._admit_again()
+        else:
+            self._connecting = None
+            self._refuse(faults.dashboard_refused())
+
+    def _admit_again(self) -> None:
+        """By rules that have become better known meanwhile. What was held of the body is sent."""
+        self._connecting = None
+        request, relay = self.request, self._relay
+        try:
+            admit(request, self._head, relay.rules, peer=self._client.peer, is_draining=False)
+        except Fault as fault:
+            self._refuse(fault)
+        else:
+            self._pool = relay.pools[request.destination]
+            self._ask()
+
+    def _ask(self) -> None:
         upstream = self._pool.take(is_safe=self.request.is_safe, is_busy=len(self._relay.exchanges) >= BUSY)
         if upstream is not None:
             self._send(upstream)
@@ -165,6 +228,10 @@ class Exchange:
         except Fault as fault:
             self._connecting = None
             self._refuse(fault)
+        except Exception as exc:  # a fault of ours: nobody must hang on it
+            self._connecting = None
+            self._relay.log.failed(exc)
+            self._refuse(faults.upstream_unreachable(self._pool.name, "the sidecar failed to open a connection"))
         else:
             self._connecting = None
             self._send(upstream)
@@ -173,18 +240,21 @@ class Exchange:
         request = self.request
         self._upstream = upstream
         start = request.head + b"".join(self._held_back) if self._held_back else request.head
-        self._held_back.clear()
+        if request.destination != "dashboard" or not self._request_is_over:
+            self._held_back.clear()  # nothing is ever sent twice, but for what a refused token kept from being read
         upstream.ask(self, request.method, start, bare=request.is_http_1_0, is_safe=request.is_safe)
         upstream.request_is_sent = self._request_is_over
         if self._held_bytes > _HELD_BACK_BYTES and upstream.takes_more:
             self._client.resume_reading()
-        if self._relay.idle_timeout_s and not request.is_own:
+        if self._relay.idle_timeout_s and request.destination == "gateway":
             self._heard_at = time.monotonic()
             self._watch_silence(self._relay.idle_timeout_s)
 
     def request_piece(self, piece: bytes) -> None:
         if self.request.is_own:
             return  # no page of ours reads a body
+        if self._looks_for_image and has_image_part(piece):
+            self._looks_for_image, self._has_image = False, True
         if self._upstream is not None:
             self._heard_at = time.monotonic()
             self._upstream.send(piece)
@@ -220,8 +290,26 @@ class Exchange:
         self._answer_bytes = len(piece)
         if body == UNTIL_CLOSE:
             self._closes = True
+        request = self.request
+        if request.destination == "gateway":
+            observed = self._relay.backend.observed
+            if observed.is_curious(request.route, had_image=self._has_image):
+                observed.answered(request.route, head, had_image=self._has_image)
+        elif head.status == 401 and self._may_renew_token():
+            self._leave_upstream()
+            self._answer_status = self._answer_bytes = 0
+            self._connecting = asyncio.get_running_loop().create_task(self._ask_with_new_token())
+            return
         # One write for head and piece, for the same reason as in Upstream.ask.
         self._client.transport.write(answers.relayed_head(self.request, head, body, close=self._closes) + piece)
+
+    def _may_renew_token(self) -> bool:
+        """Whether a 401 is the dashboard's word on the sidecar's token, and the whole request can be sent again."""
+        request = self.request
+        if self._has_renewed or request.destination != "dashboard" or request.route == "dashboard":
+            return False
+        self._has_renewed = True
+        return self._request_is_over and (not request.body or bool(self._held_back))
 
     def heard(self) -> None:
         self._heard_at = time.monotonic()
@@ -316,6 +404,8 @@ class Exchange:
             self._break("refused")
             return
         # A request that is not valid leaves in doubt where the next one would begin.
+        if fault.code in _END_OF and self.request.destination == "gateway":
+            self._relay.backend.trouble()
         self._closes = self._closes or not self._request_is_over or fault.code is FaultCode.INVALID_REQUEST
         self._answer_status = fault.status
         self._client.transport.write(answers.fault(fault, self.request, close=self._closes))
@@ -348,6 +438,8 @@ class Exchange:
             return
         self._is_over = True
         self._relay.exchanges.discard(self)
+        if self._tunnel is not None:
+            self._client.tunnel_over()
         if self._relay.is_draining:
             self._relay.ended.set()
         if self._silence_timer is not None:

@@ -19,7 +19,7 @@ import aiohappyeyeballs
 from sidecar.faults import Fault, upstream_unreachable
 from sidecar.relay.upstream import Upstream
 
-_PROVEN_S = 0.005
+_PROVEN_S = 0.002
 """A connection that ended an answer this short a time ago, and shows no hang-up, is proven alive: servers close idle
 ones after seconds."""
 _PROVEN_WHILE_BUSY_S = 0.1
@@ -105,8 +105,18 @@ class Pool:
             return idle_s <= _PROVEN_WHILE_BUSY_S
         return idle_s <= _PROVEN_S and not upstream.has_hung_up()
 
+    @property
+    def is_known_to_answer_again(self) -> bool:
+        return self._answers_again
+
+    def drop_idle(self) -> None:
+        """Leaves the connections that wait."""
+        for upstream in self._idle:
+            upstream.leave()
+        self._idle.clear()
+
     def answers_again(self) -> None:
-        """Called by a connection that had served before and has answered a safe request."""
+        """A connection that had served before has answered a safe request, here or in another pool to this upstream."""
         self._answers_again = not self._is_distrusted
 
     def give_back(self, upstream: Upstream) -> None:
@@ -199,9 +209,9 @@ class Pool:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        for upstream in (*self._idle, *self._spares):
-            upstream.leave()
-        self._idle.clear()
+        self.drop_idle()
+        for spare in self._spares:
+            spare.leave()
         self._spares.clear()
 
 
@@ -217,7 +227,10 @@ def tcp_connector(host: str, port: int, tls: ssl.SSLContext | None) -> Connector
                 factory, host, port, ssl=tls, server_hostname=host if tls else None
             )
         else:
-            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            try:
+                infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except UnicodeError as exc:  # not every resolver's refusal of a name is an OSError
+                raise socket.gaierror(socket.EAI_NONAME, "not a host name") from exc
             sock = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=_NEXT_ADDRESS_S)
             _, upstream = await loop.create_connection(
                 factory, sock=sock, ssl=tls, server_hostname=host if tls else None

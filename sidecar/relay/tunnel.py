@@ -9,6 +9,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal
 
+from sidecar.relay.leaving import LeaveWatch
+
+_FLUSH_S = 30.0
+"""How long a side may take for what it has not read yet when the other side has gone."""
+
 TunnelEndReason = Literal["complete", "client_left", "upstream_broke"]
 
 
@@ -41,27 +46,53 @@ class Tunnel:
 
 
 class _Side(asyncio.Protocol):
-    __slots__ = ("_on_lost", "other", "transport")
+    __slots__ = ("_leave_watch", "_limit", "_on_lost", "other", "transport")
 
     def __init__(self, transport: asyncio.Transport, on_lost: Callable[[Exception | None], None]) -> None:
         self.transport = transport
         self.other: _Side
         self._on_lost = on_lost
+        self._leave_watch: LeaveWatch | None = None
+        self._limit: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         self.other.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No half-open tunnels: WebSocket ends both ways at once. What came before is still delivered."""
+        """No half-open tunnels: WebSocket ends both ways at once. What came before is delivered, within a limit."""
+        self._end_watch()
+        if self._limit is not None:
+            self._limit.cancel()
         self._on_lost(exc)
         if exc is None:
-            self.other.transport.close()
+            self.other.close()
         else:
             self.other.transport.abort()
 
+    def close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._limit = asyncio.get_running_loop().call_later(_FLUSH_S, self.transport.abort)
+
+    # Backpressure
+
     def pause_writing(self) -> None:
-        self.other.transport.pause_reading()
+        self.other.pause_reading()
 
     def resume_writing(self) -> None:
-        if not self.other.transport.is_closing():
-            self.other.transport.resume_reading()
+        self.other.resume_reading()
+
+    def pause_reading(self) -> None:
+        if not self.transport.is_closing() and self._leave_watch is None:
+            self.transport.pause_reading()
+            self._leave_watch = LeaveWatch(self.transport, self.transport.abort)
+
+    def resume_reading(self) -> None:
+        if not self.transport.is_closing() and self._leave_watch is not None:
+            self._end_watch()
+            self.transport.resume_reading()
+
+    def _end_watch(self) -> None:
+        if self._leave_watch is not None:
+            self._leave_watch.end()
+            self._leave_watch = None

@@ -13,10 +13,8 @@ from typing import Protocol, cast
 
 from sidecar.relay import wire
 from sidecar.relay.fields import list_members
+from sidecar.relay.leaving import HANG_UP
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, ResponseHead, WireError
-
-POLL_HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-"""What a socket shows when its peer has closed, unread data or not."""
 
 _NO_ANSWER = "it closed the connection without an answer"
 
@@ -151,7 +149,7 @@ class Upstream(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
         self.is_open = True
         self._hang_up = select.poll()
-        self._hang_up.register(transport.get_extra_info("socket").fileno(), POLL_HANG_UP)
+        self._hang_up.register(transport.get_extra_info("socket").fileno(), HANG_UP)
 
     def has_hung_up(self) -> bool:
         """Whether the upstream has closed, even if the event loop has not heard of it yet."""
@@ -175,12 +173,13 @@ class Upstream(asyncio.Protocol):
         assert self._receiver is not None
         while True:
             end = data.find(b"\r\n\r\n")
-            if end < 0 and len(data) <= HEAD_LIMIT_BYTES and data[:5] == b"HTTP/"[: len(data)]:
+            is_head = data[:5] == b"HTTP/"[: len(data)] and b"\n\n" not in data[:HEAD_LIMIT_BYTES]
+            if end < 0 and is_head and len(data) <= HEAD_LIMIT_BYTES:
                 self._buffer = data
                 return
             self._buffer = b""
             try:
-                if (end < 0 and data[:5] == b"HTTP/") or end > HEAD_LIMIT_BYTES:
+                if (end < 0 and is_head) or end > HEAD_LIMIT_BYTES:
                     raise WireError(f"its header block is larger than {HEAD_LIMIT_BYTES // 1024} KiB")
                 head = wire.parse_response_head(data[: end + 2])
                 if head.status >= 200:

@@ -117,9 +117,15 @@ def request_body(minor: int, lengths: list[bytes], codings: list[bytes]) -> int:
 
 
 def response_body(method: bytes, status: int, lengths: list[bytes], codings: list[bytes]) -> int:
-    """The body's length in bytes, CHUNKED, or UNTIL_CLOSE. Raises WireError. Source: RFC 9112, 6.3."""
-    if method == b"HEAD" or status in (204, 304):
-        return 0
+    """The body's length in bytes, CHUNKED, or UNTIL_CLOSE. Raises WireError. Source: RFC 9112, 6.3.
+
+    The framing of answers without a body is judged as well: it goes on to the client.
+    """
+    framing = _response_framing(lengths, codings)
+    return 0 if method == b"HEAD" or status in (204, 304) else framing
+
+
+def _response_framing(lengths: list[bytes], codings: list[bytes]) -> int:
     if codings:
         if lengths:
             raise WireError("it has both Content-Length and Transfer-Encoding")

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import html
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 from aiohttp import web
 
 from sidecar import __version__, faults
+from sidecar.capabilities.model import Picture, is_chat_usable, status_of
+from sidecar.capabilities.monitor import Monitor
+from sidecar.capabilities.report import document
+from sidecar.capabilities.wording import summary_of
 from sidecar.faults import Fault, FaultCode
 from sidecar.surface.errors import envelope, fault_response
 
-_NOT_YET = ("/capabilities", "/capabilities/events", "/capabilities/refresh", "/metrics")
+_NOT_YET = ("/metrics",)
+_EVENT_KEEPALIVE_S = 15.0
+"""A comment line this often lets a listener, and the sidecar, notice that the other one has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the pages tell. `gateway_fault` opens a connection to the gateway and reports what went wrong, or None."""
+    """What the pages tell about."""
 
     gateway_url: str
+    started_at: float
+    monitor: Monitor
     is_draining: Callable[[], bool]
-    gateway_fault: Callable[[], Awaitable[Fault | None]]
 
 
 def application(state: State) -> web.Application:
@@ -31,6 +42,9 @@ def application(state: State) -> web.Application:
     pages = _Pages(state)
     app.router.add_get("/healthz", pages.healthz)
     app.router.add_get("/readyz", pages.readyz)
+    app.router.add_get("/capabilities", pages.capabilities)
+    app.router.add_get("/capabilities/events", pages.events, allow_head=False)
+    app.router.add_post("/capabilities/refresh", pages.refresh)
     app.router.add_get("/sidecar/", pages.status)
     for path in _NOT_YET:
         app.router.add_route("*", path, pages.not_yet)
@@ -48,6 +62,7 @@ async def _name_ourselves(_: web.Request, response: web.StreamResponse) -> None:
 class _Pages:
     def __init__(self, state: State) -> None:
         self._state = state
+        self._monitor = state.monitor
 
     async def healthz(self, _: web.Request) -> web.Response:
         """The process lives; nothing more is said, and nothing is asked of the gateway."""
@@ -57,21 +72,47 @@ class _Pages:
         """Whether a chat would find its way now."""
         if self._state.is_draining():
             return fault_response(faults.draining())
-        fault = await self._state.gateway_fault()
-        if fault is not None:
-            return fault_response(fault, status=503)
-        return web.json_response({"status": "ready", "reason": "The gateway accepts connections."})
+        picture = self._monitor.picture
+        sentence = summary_of(picture)
+        if is_chat_usable(picture):
+            return web.json_response({"status": "ready", "reason": sentence})
+        return web.json_response({"status": "not ready", "reason": sentence}, status=503)
+
+    async def capabilities(self, _: web.Request) -> web.Response:
+        """From memory, at once, however many ask."""
+        return web.json_response(self._document(self._monitor.picture))
+
+    async def refresh(self, _: web.Request) -> web.Response:
+        """Probes now, together with whoever else asks at this moment."""
+        return web.json_response(self._document(await self._monitor.refresh()))
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """The document at once and at each change, as server-sent events."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        changed = asyncio.Event()
+        take_off = self._monitor.on_change(lambda _: changed.set())
+        try:
+            while True:
+                changed.clear()
+                text = json.dumps(self._document(self._monitor.picture))
+                await response.write(f"data: {text}\n\n".encode())
+                while not changed.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_EVENT_KEEPALIVE_S):
+                            await changed.wait()
+                            break
+                    await response.write(b": keepalive\n\n")
+        finally:
+            take_off()
 
     async def status(self, _: web.Request) -> web.Response:
         """The status page, as a person reads it."""
-        fault = await self._state.gateway_fault()
+        picture = self._monitor.picture
         page = Template(files("sidecar.surface").joinpath("page/status.html").read_text("utf-8"))
-        word, sentence = ("Connected", "The gateway accepts connections.")
-        if fault is not None:
-            word, sentence = ("Disconnected", f"{fault.message} {fault.hint}")
         text = page.substitute(
-            word=word,
-            sentence=html.escape(sentence),
+            word=status_of(picture).capitalize(),
+            sentence=html.escape(summary_of(picture)),
             gateway=html.escape(self._state.gateway_url),
             version=__version__,
         )
@@ -86,3 +127,6 @@ class _Pages:
                 "See CHANGELOG.md for what each version brings. Chat does not depend on it.",
             )
         )
+
+    def _document(self, picture: Picture) -> dict[str, Any]:
+        return document(picture, self._state.gateway_url, self._state.started_at)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sidecar.faults import Fault
@@ -64,6 +66,13 @@ class ExchangeLog:
         """Bytes that never became a request were refused."""
         line = {"event": "bytes_refused", "level": "info", "timestamp": _timestamp(time.time())}
         self._sink([{**line, "code": fault.code.code, "status": fault.status}])
+
+    def failed(self, exc: BaseException) -> None:
+        """The sidecar itself failed: the place in its code, without the values that were there."""
+        place = traceback.extract_tb(exc.__traceback__)
+        where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in place[-4:]]
+        line = {"event": "internal_error", "level": "error", "timestamp": _timestamp(time.time())}
+        self._sink([{**line, "error": type(exc).__name__, "where": where}])
 
     def flush(self) -> None:
         if self._timer is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
 from tests.support.raw_client import CHAT, JSON, chat, raw_client
-from tests.support.scripted_upstream import Connection, Script, ok
+from tests.support.scripted_upstream import STREAM_HEAD, Connection, Script, ok
 from tests.support.sidecars import relayed
 
 OK = ok()
@@ -76,8 +77,10 @@ async def test_posts_to_an_upstream_that_closes_reused_connections_all_succeed(
 
 @pytest.mark.parametrize("gets_between", [0, 1, 2])
 @pytest.mark.parametrize("answers", [2, 3, 10])
-async def test_posts_to_an_upstream_that_closes_after_some_answers_all_succeed(answers: int, gets_between: int) -> None:
-    """That it answered twice on one connection is no promise that it will a third time."""
+async def test_upstream_that_closes_unannounced_after_some_answers_costs_at_most_one_post(
+    answers: int, gets_between: int
+) -> None:
+    """Only GETs that were answered on a used connection earn it a POST, and the first loss ends that trust for good."""
 
     async def tiring(connection: Connection) -> None:
         for _ in range(answers):
@@ -87,15 +90,54 @@ async def test_posts_to_an_upstream_that_closes_after_some_answers_all_succeed(a
         connection.close()
 
     async with relayed(tiring) as (upstream, sidecar), raw_client(sidecar.url) as client:
-        statuses = []
+        gets, posts = [], []
         for number in range(60):
-            statuses += [(await client.ask("GET", "/v1/models")).status for _ in range(gets_between)]
+            gets += [(await client.ask("GET", "/v1/models")).status for _ in range(gets_between)]
+            answer = await client.ask("POST", "/v1/chat/completions", JSON, body=b'{"n":%d}' % number)
+            posts.append(answer.status)
+
+        assert set(gets) <= {200}
+        assert posts.count(502) <= 1
+        assert set(posts) <= {200, 502}
+        sent = [r for connection in upstream.connections for r in _posts(connection)]
+        assert sorted(sent) == sorted(b'{"n":%d}' % number for number in range(60))
+
+
+@pytest.mark.parametrize("streams", [0, 10])
+async def test_posts_among_gets_to_an_upstream_that_closes_idle_connections_early_all_succeed(streams: int) -> None:
+    """GETs have shown that the upstream answers twice on a connection, and long streams keep the sidecar busy."""
+
+    async def impatient(connection: Connection) -> None:
+        while True:
+            try:
+                await connection.some_is_there(limit_s=IDLE_S if connection.requests else 30)
+            except TimeoutError:
+                connection.close()
+                return
+            request = await connection.request()
+            connection.write(STREAM_HEAD if request.target == b"/stream" else OK)
+            if request.target == b"/stream":
+                return
+
+    async with (
+        relayed(impatient) as (upstream, sidecar),
+        raw_client(sidecar.url) as client,
+        AsyncExitStack() as others,
+    ):
+        for _ in range(streams):
+            other = await others.enter_async_context(raw_client(sidecar.url))
+            other.write(other.request("GET", "/stream"))
+            await other.head()
+        statuses = []
+        for number in range(POSTS):
+            statuses += [(await client.ask("GET", "/v1/models")).status for _ in range(2)]
+            await asyncio.sleep(IDLE_S + (number % 9 - 4) / 4000)
             answer = await client.ask("POST", "/v1/chat/completions", JSON, body=b'{"n":%d}' % number)
             statuses.append(answer.status)
 
-        assert set(statuses) == {200}
-        posts = [r for connection in upstream.connections for r in _posts(connection)]
-        assert sorted(posts) == sorted(b'{"n":%d}' % number for number in range(60))
+        assert statuses == [200] * POSTS * 3
+        sent = [request.body for request in upstream.requests if request.method == b"POST"]
+        assert sent == [b'{"n":%d}' % number for number in range(POSTS)]
 
 
 async def test_parallel_clients_posting_to_such_an_upstream_all_succeed() -> None:

@@ -168,7 +168,7 @@ async def test_without_idle_timeout_silence_longer_than_every_limit_is_no_end(
     begins: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every limit of the connection pool is made short, so that none of them can end a running exchange unnoticed."""
-    for name in ("_IDLE_LIMIT_S", "_SPARE_LIMIT_S", "_BUSY_WINDOW_S", "_SWEEP_S"):
+    for name in ("_IDLE_LIMIT_S", "_BUSY_WINDOW_S", "_SWEEP_S"):
         monkeypatch.setattr(f"sidecar.relay.pool.{name}", 0.1)
     for name in ("_LINGER_S", "_LEAVE_CHECK_S"):
         monkeypatch.setattr(f"sidecar.relay.downstream.{name}", 0.1)

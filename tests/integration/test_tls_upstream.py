@@ -302,8 +302,8 @@ async def test_posts_find_a_connection_ready(tmp_path: Path) -> None:
 
 
 async def test_spares_are_given_up_when_it_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {"_SPARE_LIMIT_S": 0.3, "_SWEEP_S": 0.1, "_BUSY_WINDOW_S": 0.5, "_IDLE_LIMIT_S": 0.3}
-    for name, limit_s in limits.items():
+    monkeypatch.setattr("sidecar.relay.pool._SPARE_LIMITS_S", (0.3, 0.3))
+    for name, limit_s in {"_SWEEP_S": 0.1, "_BUSY_WINDOW_S": 0.5, "_IDLE_LIMIT_S": 0.3}.items():
         monkeypatch.setattr(f"sidecar.relay.pool.{name}", limit_s)
 
     async with behind_a_gate(tmp_path, ok()) as (upstream, gate, sidecar):

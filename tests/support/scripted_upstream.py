@@ -42,6 +42,11 @@ class Received:
         return [(name, value.removeprefix(b" ")) for name, value in lines]
 
     @property
+    def is_probe(self) -> bool:
+        """Whether the sidecar asked this on its own account."""
+        return b"hermes-sidecar-probe" in b"".join(self.values("user-agent"))
+
+    @property
     def names(self) -> set[bytes]:
         """The names of all fields, in lower case."""
         return {name.lower() for name, _ in self.fields}
@@ -61,6 +66,22 @@ class Connection(Wire):
         self.requests: list[Received] = []
         """The requests that were read with `request`, complete ones only."""
         self._on_request = on_request
+        self._told = asyncio.Event()
+
+    def tell(self) -> None:
+        """The test's sign that the script may go on."""
+        self._told.set()
+
+    async def told(self, *, limit_s: float = LIMIT_S) -> None:
+        """Waits for the test's sign."""
+        async with asyncio.timeout(limit_s):
+            await self._told.wait()
+
+    async def asked(self, *, limit_s: float = LIMIT_S) -> None:
+        """Waits until the script has read a request."""
+        async with asyncio.timeout(limit_s):
+            while not self.requests:
+                await self.news()
 
     async def head(self, *, limit_s: float = LIMIT_S) -> Received:
         """The next request's head."""
@@ -77,6 +98,7 @@ class Connection(Wire):
         request = Received(head.head, wire_body, body)
         self.requests.append(request)
         self._on_request(request)
+        self.tell_news()
         return request
 
 
@@ -182,6 +204,13 @@ def answering(*answers: bytes) -> Script:
             served += 1
 
     return script
+
+
+async def clients_request(connection: Connection) -> Received:
+    """The connection's first request that is not a probe; those are told that there is nothing of the kind here."""
+    while (request := await connection.request(limit_s=60)).is_probe:
+        connection.write(ok(b'{"error":{"message":"Not Found"}}', status=b"404 Not Found"))
+    return request
 
 
 async def left_to_the_test(connection: Connection) -> None:

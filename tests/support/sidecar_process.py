@@ -47,10 +47,10 @@ class SidecarProcess:
         or state of the developer's is used.
         """
         process = await asyncio.create_subprocess_exec(
-            *_command("serve"),
+            *command("serve"),
             cwd=_PROJECT,
             env={
-                **_environment(home, {"LISTEN__PORT": "0", "GATEWAY__URL": gateway_url, **(settings or {})}),
+                **environment(home, {"LISTEN__PORT": "0", "GATEWAY__URL": gateway_url, **(settings or {})}),
                 **(environ or {}),
             },
             stdin=subprocess.DEVNULL,
@@ -129,9 +129,9 @@ class SidecarProcess:
 async def run(home: Path, *arguments: str, settings: Mapping[str, str]) -> tuple[int, str]:
     """Exit code and output of a command that ends by itself, such as `verify`; `settings` as in `start`."""
     process = await asyncio.create_subprocess_exec(
-        *_command(*arguments),
+        *command(*arguments),
         cwd=_PROJECT,
-        env=_environment(home, settings),
+        env=environment(home, settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -147,12 +147,12 @@ async def run(home: Path, *arguments: str, settings: Mapping[str, str]) -> tuple
     return process.returncode, output.decode()
 
 
-def _command(*arguments: str) -> Sequence[str]:
+def command(*arguments: str) -> Sequence[str]:
     """`hermes-sidecar` with `arguments`, by the interpreter that runs the tests."""
     return [sys.executable, "-m", "sidecar", *arguments]
 
 
-def _environment(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
+def environment(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of such a command: `settings` (names without prefix) and nothing of the developer's."""
     no_file = home / "sidecar.toml"
     no_file.touch()

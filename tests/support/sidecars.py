@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from sidecar import server
+from sidecar.app import Upstreams
+from sidecar.capabilities.model import Cause, Finding, GatewayFacts, Picture
 from sidecar.config import from_mapping
 from tests.support.scripted_upstream import Script, ScriptedUpstream, scripted_upstream
 from tests.support.wire import LIMIT_S
@@ -50,12 +54,20 @@ class Sidecar:
         self._logged.set()
 
 
+async def _no_probe(upstreams: Upstreams) -> Picture:
+    """What a probe would find at a gateway that says nothing about itself."""
+    chat = Finding(True, "probe", Cause.PRESENT, "taken for granted")
+    facts = GatewayFacts(reachable=True, kind="generic", findings={"chatCompletions": chat})
+    return replace(upstreams.blank_picture(), gateway=facts, probed_at=1.0)
+
+
 @asynccontextmanager
 async def running_sidecar(
-    gateway_url: str, *, environ: Mapping[str, str] | None = None, **sections: Mapping[str, Any]
+    gateway_url: str, *, environ: Mapping[str, str] | None = None, probes: bool = False, **sections: Mapping[str, Any]
 ) -> AsyncIterator[Sidecar]:
     """A sidecar on a free port before `gateway_url`; `sections` as the configuration file has them.
 
+    Without `probes` the gateway is asked nothing but what the test's clients ask: a scripted one sees only them.
     An exception that nobody caught, in a callback or a task, fails the test.
     """
     values: dict[str, dict[str, Any]] = {name: dict(keys) for name, keys in sections.items()}
@@ -67,14 +79,15 @@ async def running_sidecar(
     before = loop.get_exception_handler()
     loop.set_exception_handler(lambda _, context: uncaught.append(context))
     try:
-        sidecar.running = await server.start(from_mapping(values, environ or {}), sidecar.sink)
+        with nullcontext() if probes else patch.object(Upstreams, "probe", _no_probe):
+            sidecar.running = await server.start(from_mapping(values, environ or {}), sidecar.sink)
         try:
             yield sidecar
         finally:
             await sidecar.running.stop()
     finally:
         loop.set_exception_handler(before)
-    assert not uncaught, uncaught
+    assert not uncaught, uncaught[:3]
 
 
 @asynccontextmanager

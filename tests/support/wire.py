@@ -74,8 +74,30 @@ class Wire(asyncio.Protocol):
         """How the other side ended the connection, once it has."""
         async with asyncio.timeout(limit_s):
             while self.ending is None:
-                await self._wait()
+                await self.news()
         return self.ending
+
+    async def has_received(self, data: bytes, *, limit_s: float = LIMIT_S) -> None:
+        """Waits until `data` has arrived, read or not."""
+        async with asyncio.timeout(limit_s):
+            while data not in self.received:
+                await self.news()
+
+    async def held_back(self, *, limit_s: float = LIMIT_S) -> None:
+        """Waits until the other side takes no more: nothing of what waits here has left for a tenth of a second."""
+        async with asyncio.timeout(limit_s):
+            waiting = -1
+            while self.transport.get_write_buffer_size() != waiting or not waiting:
+                waiting = self.transport.get_write_buffer_size()
+                await asyncio.sleep(0.1)
+
+    async def news(self) -> None:
+        """Waits for anything to happen on this connection."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def tell_news(self) -> None:
+        self._changed.set()
 
     @property
     def unread(self) -> bytes:
@@ -94,14 +116,16 @@ class Wire(asyncio.Protocol):
 
     async def send(self, data: bytes, *, limit_s: float = LIMIT_S) -> None:
         """Writes `data` and waits until most of it has left. Raises Gone if the other side ends it before."""
-        self.transport.write(data)
+        self.write(data)
         async with asyncio.timeout(limit_s):
             await self._may_write.wait()
         if self.transport.is_closing():
             raise Gone
 
     def write(self, data: bytes) -> None:
-        """Writes without waiting."""
+        """Writes without waiting. Raises Gone if the connection has been lost."""
+        if self.transport.is_closing():
+            raise Gone
         self.transport.write(data)
 
     # Ending
@@ -117,6 +141,9 @@ class Wire(asyncio.Protocol):
 
     def reset(self) -> None:
         """RST, now; what was written may be lost."""
+        if self.transport.is_closing():
+            self.transport.abort()
+            return
         sock: socket.socket = self.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         self.transport.abort()
@@ -134,7 +161,7 @@ class Wire(asyncio.Protocol):
         self._unread += data
         if not self._records and len(self._unread) > _UNRECORDED_UNREAD_BYTES and not self._is_paused:
             self.stop_reading()
-        self._changed.set()
+        self.tell_news()
 
     def eof_received(self) -> bool:
         self._ended("FIN")
@@ -155,16 +182,12 @@ class Wire(asyncio.Protocol):
         if self.ending is None:
             self.ending = how
             self.ended_at = time.monotonic()
-        self._changed.set()
+        self.tell_news()
 
     async def _more(self) -> None:
         if self.ending is not None:
             raise Gone(f"{self.ending} after {bytes(self._unread[:200])!r}")
-        await self._wait()
-
-    async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+        await self.news()
 
     def _take(self, count: int) -> bytes:
         taken = bytes(self._unread[:count])

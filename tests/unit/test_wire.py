@@ -487,6 +487,15 @@ def test_lengths_that_are_no_numbers_are_refused(value: bytes) -> None:
         response_body(b"GET", 200, [value], [])
 
 
+@pytest.mark.parametrize("value", NO_LENGTHS)
+def test_length_without_a_body_is_a_number_as_well(value: bytes) -> None:
+    """The answer to HEAD, and a 304, have no body but keep their length on the way to the client."""
+    with pytest.raises(WireError, match=NO_NUMBER):
+        response_body(b"HEAD", 200, [value], [])
+    with pytest.raises(WireError, match=NO_NUMBER):
+        response_body(b"GET", 304, [value], [])
+
+
 @pytest.mark.parametrize(
     ("method", "status", "lengths", "codings", "body"),
     [
@@ -518,8 +527,18 @@ def test_response_framing(method: bytes, status: int, lengths: list[bytes], codi
         pytest.param([b"5", b"05"], [], "it has two different Content-Lengths", id="two-spellings-of-one-length"),
     ],
 )
-def test_ambiguous_response_framing_is_refused(lengths: list[bytes], codings: list[bytes], why: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "status"),
+    [
+        pytest.param(b"GET", 200, id="get"),
+        pytest.param(b"HEAD", 200, id="head"),
+        pytest.param(b"GET", 304, id="not-modified"),
+    ],
+)
+def test_ambiguous_response_framing_is_refused(
+    method: bytes, status: int, lengths: list[bytes], codings: list[bytes], why: str
+) -> None:
     with pytest.raises(WireError) as caught:
-        response_body(b"GET", 200, lengths, codings)
+        response_body(method, status, lengths, codings)
 
     assert str(caught.value) == why

@@ -1,0 +1,1 @@
+"""What the backend can do: asked, observed, declared; said in words."""

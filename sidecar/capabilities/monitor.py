@@ -1,0 +1,153 @@
+"""When to probe: at launch, then seldom while chat is usable, often while it is not, at once after trouble.
+
+Law: one probe at a time, whoever asks; and nobody's chat waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from sidecar.capabilities.model import ENHANCED, Finding, GatewayFacts, Picture, is_chat_usable
+from sidecar.capabilities.observed import Observed
+
+_POKE_GAP_S = 1.0
+"""Least time between two probes that trouble on the data path calls for."""
+_DENIALS = 2
+"""How many probes in a row must deny what traffic has shown before it counts as gone."""
+
+Probe = Callable[[], Awaitable[Picture]]
+Listener = Callable[[Picture], None]
+
+
+class Monitor:
+    """Keeps the picture of what the backend can do."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        blank: Picture,
+        *,
+        interval_s: float,
+        retry_s: float,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`blank` is the picture before the first probe; `on_failure` hears of faults of ours in a probe."""
+        self._probe = probe
+        self._asked = blank
+        self._interval_s, self._retry_s = interval_s, retry_s
+        self._on_failure = on_failure
+        self._running: asyncio.Task[Picture] | None = None
+        self._loop: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._probed_at = 0.0
+        self._denials: dict[str, int] = {}
+        self._listeners: list[Listener] = []
+        self.observed = Observed(self._publish)
+        self.picture = blank
+        self.known = asyncio.Event()
+        """Set once the first probe has ended."""
+
+    def on_change(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener` with each new picture. The answer takes it off again."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._loop, self._running) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def trouble(self) -> None:
+        """The data path met a gateway that could not be used: look again soon."""
+        if time.monotonic() - self._probed_at >= _POKE_GAP_S:
+            self._wake.set()
+
+    async def refresh(self) -> Picture:
+        """Probes now, or joins the probe that is running."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._probe_once())
+        return await asyncio.shield(self._running)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except asyncio.CancelledError:
+                raise
+            except Exception as exc:  # the next look may go better; meanwhile what was known stands
+                self._on_failure(exc)
+            self._wake.clear()
+            wait_s = self._interval_s if is_chat_usable(self.picture) else self._retry_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _probe_once(self) -> Picture:
+        try:
+            fresh = await self._probe()
+            self._compare(fresh)
+            self._asked = fresh
+        finally:
+            self._probed_at = time.monotonic()
+            self._running = None
+            self.known.set()
+        self._publish()
+        return self.picture
+
+    def _compare(self, fresh: Picture) -> None:
+        """Drops what traffic had shown where it cannot hold any longer."""
+        before, after = self._asked.gateway, fresh.gateway
+        if after.reachable is False or (before.kind, before.version) != (after.kind, after.version):
+            self.observed.forget()
+            self._denials.clear()
+            return
+        for name in list(self.observed.findings):
+            denied = fresh.gateway.findings.get(name, Finding()).available is False
+            self._denials[name] = self._denials.get(name, 0) + 1 if denied else 0
+        gone = {name for name, count in self._denials.items() if count >= _DENIALS}
+        if gone:
+            self.observed.forget(gone)
+            for name in gone:
+                del self._denials[name]
+
+    def _publish(self) -> None:
+        gateway = _with_observed(self._asked.gateway, self.observed)
+        before, self.picture = self.picture, replace(self._asked, gateway=gateway)
+        picture = self.picture
+        if _undated(picture) == _undated(before):
+            return
+        for listener in list(self._listeners):
+            listener(picture)
+
+
+def _with_observed(gateway: GatewayFacts, observed: Observed) -> GatewayFacts:
+    """What traffic has shown weighs more than what a probe could not see."""
+    if not observed.findings:
+        return gateway
+    findings = dict(gateway.findings)
+    for name, seen in observed.findings.items():
+        if name not in ENHANCED or findings.get(name, seen).available is not True:
+            findings[name] = seen
+    return replace(gateway, findings=findings)
+
+
+def _undated(picture: Picture) -> Picture:
+    """The picture without its times: asking again and finding the same is no news."""
+
+    def undated(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+        return {name: replace(finding, checked_at=None) for name, finding in findings.items()}
+
+    return replace(
+        picture,
+        gateway=replace(picture.gateway, findings=undated(picture.gateway.findings)),
+        dashboard=replace(picture.dashboard, findings=undated(picture.dashboard.findings)),
+        probed_at=picture.probed_at and 0.0,
+    )
