@@ -67,7 +67,7 @@ class _Question:
         ]
         target = f"{place.prefix}{self._path}".encode()
         head = b"GET %b HTTP/1.1\r\n" % target + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
-        kept = place.pool.take(is_safe=True, is_busy=False)
+        kept = place.pool.take(is_safe=True)
         answer = await self._ask(kept or await place.pool.connect(), head)
         if answer is None:  # the kept connection had gone stale
             self._done = asyncio.get_running_loop().create_future()

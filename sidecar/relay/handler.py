@@ -21,7 +21,7 @@ from sidecar.capabilities.observed import Observed, has_image_part
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers
 from sidecar.relay.admission import Destination, Request, Rules, admit
-from sidecar.relay.pool import BUSY, Pool
+from sidecar.relay.pool import Pool
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Upstream
 from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
@@ -216,7 +216,7 @@ class Exchange:
             self._ask()
 
     def _ask(self) -> None:
-        upstream = self._pool.take(is_safe=self.request.is_safe, is_busy=len(self._relay.exchanges) >= BUSY)
+        upstream = self._pool.take(is_safe=self.request.is_safe)
         if upstream is not None:
             self._send(upstream)
         else:

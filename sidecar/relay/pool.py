@@ -12,6 +12,7 @@ import ipaddress
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import aiohappyeyeballs
@@ -22,10 +23,10 @@ from sidecar.relay.upstream import Upstream
 _PROVEN_S = 0.002
 """A connection that ended an answer this short a time ago, and shows no hang-up, is proven alive: servers close idle
 ones after seconds."""
-_PROVEN_WHILE_BUSY_S = 0.1
-BUSY = 8
-"""While this many exchanges run, one turn of the event loop can outlast the shorter limit. Opening connections then
-would slow the upstream down when it can least afford it."""
+_PROVEN_WHILE_BUSY_S = 0.02
+_BUSY_REQUESTS, _BUSY_S = 16, 0.02
+"""At this rate one turn of the event loop can outlast the shorter limit, and opening connections would slow the
+upstream down when it can least afford it."""
 _IDLE_LIMIT_S = 60.0
 """Longest a connection waits for a safe request. Most servers close after 5 to 75 s; a stale one costs a safe
 request only a second try."""
@@ -66,25 +67,27 @@ class Pool:
         self._answers_again = False
         self._is_distrusted = False
         self._asked_at = 0.0
+        self._taken_at: deque[float] = deque(maxlen=_BUSY_REQUESTS)
         self._opening: asyncio.Task[None] | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     # Taking and giving back
 
-    def take(self, *, is_safe: bool, is_busy: bool) -> Upstream | None:
+    def take(self, *, is_safe: bool) -> Upstream | None:
         """An open connection that suits the request, or None: then `connect` makes one.
 
         `is_safe`: the request has no body and a safe method, so it may be sent again (RFC 9110, 9.2.1). Any other takes
         a connection that ended an answer a moment ago, if safe requests have shown that this upstream answers more than
-        once on a connection; or else an unused spare. `is_busy`: BUSY exchanges or more are running.
+        once on a connection; or else an unused spare.
         """
         self._asked_at = now = time.monotonic()
+        self._taken_at.append(now)
         while self._idle:
             newest = self._idle.pop()
             if not newest.is_open:
                 continue
-            if is_safe or self._is_proven(newest, now, is_busy):
+            if is_safe or self._is_proven(newest, now):
                 return newest
             self._idle.append(newest)
             break
@@ -96,14 +99,15 @@ class Pool:
             spare.leave()
         return None
 
-    def _is_proven(self, upstream: Upstream, now: float, is_busy: bool) -> bool:
+    def _is_proven(self, upstream: Upstream, now: float) -> bool:
         """Whether `upstream` is alive beyond doubt, so that even a request that must not be repeated may take it."""
         if not self._answers_again:
             return False
         idle_s = now - upstream.idle_since
-        if is_busy:
-            return idle_s <= _PROVEN_WHILE_BUSY_S
-        return idle_s <= _PROVEN_S and not upstream.has_hung_up()
+        is_busy = len(self._taken_at) == _BUSY_REQUESTS and now - self._taken_at[0] <= _BUSY_S
+        if idle_s <= _PROVEN_S and is_busy:
+            return True
+        return idle_s <= (_PROVEN_WHILE_BUSY_S if is_busy else _PROVEN_S) and not upstream.has_hung_up()
 
     @property
     def is_known_to_answer_again(self) -> bool:

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sidecar.app import rules
-from sidecar.config import from_mapping
+from sidecar.capabilities.model import GatewayFacts, Picture
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay.fields import REQUEST_WATCHED, sort_out
 from sidecar.relay.wire import Field
 from sidecar.sessions.mapping import Decision, MappingPolicy, decide, legal_id
 from sidecar.sessions.sources import HeaderSource, is_usable
 from tests.unit.grammar import VALUES, VISIBLE, any_case, bytes_of
+from tests.unit.policies import rules_of
 
-DEFAULT = rules(from_mapping({})).mapping
+DEFAULT = rules_of().mapping
 """What a sidecar without a configuration file obeys: the sources of the reference page, in its order."""
-ALWAYS = rules(from_mapping({"session": {"forward_key": "always"}})).mapping
+ALWAYS = rules_of({"session": {"forward_key": "always"}}).mapping
 
 KEY, CLAUDE_KEY = b"X-Hermes-Session-Key", b"X-Claude-Session-Key"
 SID, CSID = b"X-Hermes-Session-Id", b"X-Claude-Session-Id"
@@ -203,10 +203,9 @@ def test_one_header_that_names_two_conversations_is_refused(name: bytes, values:
 
 
 def test_sources_are_what_the_settings_say() -> None:
-    settings = from_mapping(
+    policy = rules_of(
         {"session": {"sources": [{"header": "X-Chat", "prefix": "mine."}], "skip_when": [{"header": "X-Side"}]}}
-    )
-    policy = rules(settings).mapping
+    ).mapping
 
     assert decided((b"x-chat", b"c"), policy=policy).session_id == b"mine.c"
     assert decided((KEY, b"k1"), policy=policy).session_id is None
@@ -428,12 +427,22 @@ def test_key_goes_upstream_where_the_settings_say_always(lines: list[Field], add
     assert decided(*lines, policy=ALWAYS).added == added
 
 
-@pytest.mark.parametrize("word", ["auto", "never"])
-def test_key_stays_here_otherwise(word: str) -> None:
-    """`auto` waits for a gateway that declares what it does with the header; until one does, the key stays."""
-    policy = rules(from_mapping({"session": {"forward_key": word}})).mapping
+DECLARES_THE_HEADER = Picture(gateway=GatewayFacts(forwards_session_key=True))
 
-    assert decided((KEY, b"k1"), policy=policy).added == ((SID, b"k1"), (CSID, b"k1"))
+
+@pytest.mark.parametrize(
+    ("word", "picture", "goes_upstream"),
+    [
+        pytest.param("auto", Picture(), False, id="auto-while-nothing-is-known"),
+        pytest.param("auto", DECLARES_THE_HEADER, True, id="auto-and-the-gateway-declares-the-header"),
+        pytest.param("never", DECLARES_THE_HEADER, False, id="never"),
+        pytest.param("always", Picture(), True, id="always"),
+    ],
+)
+def test_who_gets_the_key(word: str, picture: Picture, goes_upstream: bool) -> None:
+    policy = rules_of({"session": {"forward_key": word}}, picture=picture).mapping
+
+    assert ((KEY, b"k1") in decided((KEY, b"k1"), policy=policy).added) == goes_upstream
 
 
 # --- Rule 5: what the client gets back -------------------------------------------------------------------------------
