@@ -1,6 +1,6 @@
 # What a developer types here. Each target sets up .venv by itself; PYTHON=/path/to/python chooses the Python for it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format serve clean
+.PHONY: help demo test check lint types format audit serve clean
 
 ARGS ?=
 export PYTHON
@@ -20,9 +20,10 @@ test: .venv/.ready ## every test; ARGS="-k mapping" chooses some
 
 check: lint types ## what a change must pass beside the tests
 
-lint: .venv/.ready ## ruff: rules and layout
+lint: .venv/.ready ## ruff: rules and layout; bandit: what looks insecure
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/bandit --quiet --configfile pyproject.toml --recursive sidecar
 
 types: .venv/.ready ## mypy --strict, tests included
 	.venv/bin/mypy
@@ -30,6 +31,12 @@ types: .venv/.ready ## mypy --strict, tests included
 format: .venv/.ready ## let ruff repair what it can
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+audit: .venv/.ready ## look the installed packages up among the known vulnerabilities; needs the network, so not in check
+	.venv/bin/python -m venv .cache/audit
+	.cache/audit/bin/pip install --quiet --upgrade pip-audit
+	.venv/bin/pip freeze --exclude-editable > .cache/audit/packages.txt
+	.cache/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement .cache/audit/packages.txt
 
 serve: .venv/.ready ## run the sidecar in the foreground; ARGS="--config FILE"
 	@.venv/bin/hermes-sidecar serve $(ARGS)

@@ -19,13 +19,14 @@ from sidecar.config import Settings
 from sidecar.config.addresses import BaseUrl
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy
-from sidecar.relay.admission import DashboardRules, Destination, Families, Rules
+from sidecar.relay.admission import ROUTE_NAMES, DashboardRules, Destination, Families, Rules
 from sidecar.relay.handler import Limits, Relay
 from sidecar.relay.pool import Pool, tcp_connector
 from sidecar.sessions.mapping import MappingPolicy
 from sidecar.sessions.sources import HeaderSource
 from sidecar.surface import inprocess, pages
 from sidecar.telemetry.exchanges import ExchangeLog, Sink
+from sidecar.telemetry.metrics import Activity, Metrics
 
 _OWN_PAGES_TIMEOUT_S = 5.0
 _CLIENT_IDLE_S = 600.0
@@ -211,7 +212,9 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
 
     `connections_at_most` is what the system allows, whatever the settings say.
     """
-    log = ExchangeLog(sink)
+    sources = [source.place for source in settings.session.sources]
+    metrics = Metrics(ROUTE_NAMES, ["client", *sources, "none", "skipped"])
+    log = ExchangeLog(sink, metrics.exchange_ended)
     upstreams = Upstreams(settings)
     monitor = Monitor(
         upstreams.probe,
@@ -219,11 +222,14 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
         interval_s=settings.probe.interval_s,
         retry_s=settings.probe.retry_s,
         on_failure=log.failed,
+        on_probe=metrics.probe_ended,
     )
     backend = Backend(settings, upstreams, monitor)
     runner = await inprocess.make_runner(
         pages.application(
-            pages.State(settings.gateway.url, time.time(), monitor, is_draining=lambda: backend.relay.is_draining)
+            pages.State(
+                settings.gateway.url, time.time(), monitor, metrics, is_draining=lambda: backend.relay.is_draining
+            )
         )
     )
     own_pages = Pool(
@@ -243,8 +249,23 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
         connections=min(listen.max_connections, connections_at_most),
     )
     first_rules = rules(settings, monitor.picture, None)
-    backend.relay = Relay(first_rules, pools, backend, log, limits, settings.gateway.idle_timeout_s)
+    relay = backend.relay = Relay(
+        first_rules, pools, backend, log, metrics.gaps, limits, settings.gateway.idle_timeout_s
+    )
+    metrics.activity = lambda: _activity(relay)
+    metrics.picture = lambda: monitor.picture
+    metrics.before_scrape = log.flush
     return App(backend.relay, upstreams, backend, monitor, runner)
+
+
+def _activity(relay: Relay) -> Activity:
+    now = Activity()
+    for exchange in relay.exchanges:
+        now.requests[exchange.request.route] += 1
+        now.streams += exchange.is_stream
+        now.bytes_up += exchange.request_bytes
+        now.bytes_down += exchange.answer_bytes
+    return now
 
 
 def rules(settings: Settings, picture: Picture, dashboard_token: bytes | None) -> Rules:
@@ -267,7 +288,9 @@ def rules(settings: Settings, picture: Picture, dashboard_token: bytes | None) -
     return Rules(
         gateway_netloc=gateway.netloc.encode(),
         gateway_prefix=gateway.path_prefix.encode(),
-        door=DoorPolicy.of(listen.host, listen.allowed_hosts, listen.allowed_origins),
+        door=DoorPolicy.of(
+            listen.host, [*listen.allowed_hosts, *filter(None, [settings.admin.host])], listen.allowed_origins
+        ),
         mapping=MappingPolicy(
             sources=tuple(sources),
             skip_when=tuple(condition.header.lower().encode() for condition in session.skip_when),

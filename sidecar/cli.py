@@ -84,7 +84,7 @@ def _no_command(
 def serve(context: typer.Context, config: ConfigOption = None) -> int:
     """Run the proxy in the foreground until it is told to stop."""
     settings = _settings(context, config)
-    from sidecar.server import serve as run
+    from sidecar.process import serve as run
 
     return run(settings)
 

@@ -52,6 +52,7 @@ REASON_PHRASES = {
     417: b"Expectation Failed",
     421: b"Misdirected Request",
     431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
     502: b"Bad Gateway",
     503: b"Service Unavailable",
     504: b"Gateway Timeout",

@@ -97,6 +97,9 @@ class _Question:
     def heard(self) -> None:
         pass
 
+    def observer_of(self, head: ResponseHead) -> None:
+        return None
+
     def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
         self._head = head
         if piece:

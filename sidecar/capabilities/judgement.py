@@ -51,6 +51,7 @@ class Answer:
 
 
 _NO_JSON = object()
+_LIST_BEGINS = re.compile(rb'\s*(?:\[|\{(?!\s*"error"))')
 _DOCUMENT_FAMILIES = ("memory", "config")
 """Families whose answer is one document rather than a list."""
 
@@ -63,10 +64,12 @@ def is_alike(answer: Answer, control: Answer) -> bool:
         return True
     if answer.is_page and control.is_page:
         return True
-    if answer.body == control.body:
+    if answer.body == control.body or not (answer.is_whole or control.is_whole):
         return True
     ours, theirs = answer.document, control.document
-    return isinstance(ours, dict) and isinstance(theirs, dict) and "error" in ours and "error" in theirs
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() or ("error" in ours and "error" in theirs)
+    return isinstance(ours, list) and isinstance(theirs, list)
 
 
 def judge_family(name: str, answer: Answer, control: Answer) -> Finding:
@@ -96,11 +99,11 @@ def judge_family(name: str, answer: Answer, control: Answer) -> Finding:
 
 def _is_content(name: str, answer: Answer) -> bool:
     if not answer.is_whole:  # a long list was cut at the limit: its beginning must do
-        return "json" in answer.content_type and answer.body.lstrip()[:1] in (b"[", b"{")
+        return "json" in answer.content_type and _LIST_BEGINS.match(answer.body) is not None
     document = answer.document
     if isinstance(document, list):
         return True
-    if not isinstance(document, dict) or "error" in document:
+    if not isinstance(document, dict) or document.get("error"):
         return False
     if any(isinstance(value, list) for value in document.values()):
         return True
@@ -115,7 +118,7 @@ def judge_models(answer: Answer, control: Answer) -> Finding:
         return _finding(answer, None, Cause.CREDENTIALS, "the route asks for authentication that the sidecar has not")
     if answer.is_success and not is_alike(answer, control) and models_of(answer) is not None:
         return _finding(answer, True, Cause.PRESENT, "the models are listed", probed=True)
-    if answer.is_success and not answer.is_whole and "json" in answer.content_type:
+    if answer.is_success and not answer.is_whole and not is_alike(answer, control) and _is_content("models", answer):
         return _finding(answer, True, Cause.PRESENT, "a long list of models begins", probed=True)
     if answer.status in (404, 405, 501) or (answer.is_success and is_alike(answer, control) and not answer.is_page):
         return _finding(answer, False, Cause.NO_ROUTE, "there is no such route")
@@ -126,7 +129,7 @@ def models_of(answer: Answer) -> list[dict[str, Any]] | None:
     """The models in an OpenAI list, or None if the answer is none."""
     document = answer.document
     listed = document.get("data", document.get("models")) if isinstance(document, dict) else document
-    if not isinstance(listed, list) or (isinstance(document, dict) and "error" in document):
+    if not isinstance(listed, list) or (isinstance(document, dict) and document.get("error")):
         return None
     return [model for model in listed if isinstance(model, dict)]
 
@@ -135,9 +138,8 @@ def judge_chat(answer: Answer, control: Answer, models: Finding, *, is_declared:
     """What an answer to `GET /v1/chat/completions` proves; a POST would cost a model's answer."""
     if is_declared:
         return _finding(answer, True, Cause.PRESENT, "the backend declares it", evidence="declared")
-    if answer.status == 405 and not is_alike(answer, control):
-        return _finding(answer, True, Cause.PRESENT, "the route takes POST", probed=True)
-    if answer.status == 405 and "POST" in answer.allow and "POST" not in control.allow:
+    takes_post = answer.status == 405 and ("POST" in answer.allow or not answer.allow)
+    if takes_post and (not is_alike(answer, control) or ("POST" in answer.allow and "POST" not in control.allow)):
         return _finding(answer, True, Cause.PRESENT, "the route takes POST", probed=True)
     if answer.status in (400, 422) and not is_alike(answer, control):
         return _finding(answer, True, Cause.PRESENT, "the route answers, and asks for a body", probed=True)
@@ -242,8 +244,13 @@ def is_litellm(liveliness: Answer, control: Answer) -> bool:
     return liveliness.is_success and not is_alike(liveliness, control) and b"alive" in liveliness.body[:200]
 
 
-def may_ask_health(liveliness: Answer, control: Answer) -> bool:
-    """Whether `/health` is certain to be free: LiteLLM's calls every model, and it has `/health/liveliness`."""
+def may_ask_health(liveliness: Answer, control: Answer, models: Answer) -> bool:
+    """Whether `/health` is certain to be free.
+
+    LiteLLM's calls every model, and is told by its `/health/liveliness`. SGLang's generates a token.
+    """
+    if owner_of(models) == "sglang":
+        return False
     if liveliness.is_success:
         return is_alike(liveliness, control)
     return liveliness.status in (404, 405)
@@ -258,6 +265,8 @@ def owner_of(models: Answer) -> str:
 
 def reads_images(models: Answer) -> bool | None:
     """Whether some model's metadata in a model list says that it reads images; None where none says anything."""
+    if not models.is_whole:  # OpenRouter's list is far longer than what is read
+        return True if models.is_success and _IMAGE_INPUT.search(models.body) else None
     verdict: bool | None = None
     for model in models_of(models) or []:
         modalities = _input_modalities(model)
@@ -268,6 +277,17 @@ def reads_images(models: Answer) -> bool | None:
         elif isinstance(model.get("supports_vision"), bool):  # LiteLLM, /model_group/info
             verdict = bool(verdict) or model["supports_vision"]
     return verdict
+
+
+def props_read_images(props: Answer) -> bool | None:
+    """The same from llama.cpp's `/props`."""
+    document = props.document
+    modalities = document.get("modalities") if props.is_success and isinstance(document, dict) else None
+    vision = modalities.get("vision") if isinstance(modalities, dict) else None
+    return vision if isinstance(vision, bool) else None
+
+
+_IMAGE_INPUT = re.compile(rb'"input_modalities"\s*:\s*\[[^\]]{0,200}"image"')
 
 
 def _input_modalities(model: dict[str, Any]) -> list[Any] | None:

@@ -6,7 +6,7 @@ Law: `None` means not known, and stays apart from False. What was not proven is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
@@ -58,6 +58,8 @@ class GatewayFacts:
     version: str | None = None
     trouble: str | None = None
     """A sentence for a person, where chat is not usable and something can be said about why."""
+    failure: Literal["unreachable", "timeout", "broken"] | None = None
+    """Why it could not be asked at all."""
     forwards_session_key: bool = False
     """It declares `session_key_header`."""
     findings: Mapping[str, Finding] = field(default_factory=dict)
@@ -94,6 +96,20 @@ class Picture:
             return own
         filled = self.dashboard.findings.get(name, NOT_ASKED)
         return filled if filled.available is True and name in self.fill else own
+
+
+def undated(picture: Picture) -> Picture:
+    """The picture without its times: asking again and finding the same is no news."""
+
+    def without_times(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+        return {name: replace(finding, checked_at=None) for name, finding in findings.items()}
+
+    return replace(
+        picture,
+        gateway=replace(picture.gateway, findings=without_times(picture.gateway.findings)),
+        dashboard=replace(picture.dashboard, findings=without_times(picture.dashboard.findings)),
+        probed_at=picture.probed_at and 0.0,
+    )
 
 
 def status_of(picture: Picture) -> Status:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from sidecar.capabilities.model import ENHANCED, Finding, GatewayFacts, Picture, is_chat_usable
+from sidecar.capabilities.model import ENHANCED, NOT_ASKED, GatewayFacts, Picture, is_chat_usable, undated
 from sidecar.capabilities.observed import Observed
 
 _POKE_GAP_S = 1.0
@@ -34,17 +34,24 @@ class Monitor:
         interval_s: float,
         retry_s: float,
         on_failure: Callable[[BaseException], None],
+        on_probe: Callable[[float, str | None], None] = lambda _seconds, _failure: None,
     ) -> None:
-        """`blank` is the picture before the first probe; `on_failure` hears of faults of ours in a probe."""
+        """`blank` is the picture before the first probe.
+
+        `on_failure` hears of faults of ours in a probe, `on_probe` of each probe's seconds and what kept the gateway
+        from answering, if anything.
+        """
         self._probe = probe
         self._asked = blank
         self._interval_s, self._retry_s = interval_s, retry_s
         self._on_failure = on_failure
+        self._on_probe = on_probe
         self._running: asyncio.Task[Picture] | None = None
         self._loop: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._probed_at = 0.0
         self._denials: dict[str, int] = {}
+        self._was_silent = False
         self._listeners: list[Listener] = []
         self.observed = Observed(self._publish)
         self.picture = blank
@@ -66,8 +73,8 @@ class Monitor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def trouble(self) -> None:
-        """The data path met a gateway that could not be used: look again soon."""
-        if time.monotonic() - self._probed_at >= _POKE_GAP_S:
+        """The data path met a gateway that could not be used: look again at once, if that is news."""
+        if is_chat_usable(self.picture):
             self._wake.set()
 
     async def refresh(self) -> Picture:
@@ -84,17 +91,21 @@ class Monitor:
                 raise
             except Exception as exc:  # the next look may go better; meanwhile what was known stands
                 self._on_failure(exc)
-            self._wake.clear()
-            wait_s = self._interval_s if is_chat_usable(self.picture) else self._retry_s
+            is_well = is_chat_usable(self.picture) and not self._was_silent
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(self._interval_s if is_well else self._retry_s):
                     await self._wake.wait()
+                    await asyncio.sleep(_POKE_GAP_S - (time.monotonic() - self._probed_at))
+            self._wake.clear()
 
     async def _probe_once(self) -> Picture:
+        began = time.monotonic()
         try:
             fresh = await self._probe()
-            self._compare(fresh)
-            self._asked = fresh
+            self._on_probe(time.monotonic() - began, fresh.gateway.failure)
+            if not self._is_single_silence(fresh.gateway):
+                self._compare(fresh)
+                self._asked = fresh
         finally:
             self._probed_at = time.monotonic()
             self._running = None
@@ -102,52 +113,55 @@ class Monitor:
         self._publish()
         return self.picture
 
+    def _is_single_silence(self, gateway: GatewayFacts) -> bool:
+        """Whether chat has been seen to work, and this is the first probe since that was not answered.
+
+        One silence disproves nothing: the gateway may be busy. A refused connection is no silence.
+        """
+        was_silent, self._was_silent = self._was_silent, gateway.failure in ("timeout", "broken")
+        return self._was_silent and not was_silent and "chatCompletions" in self.observed.findings
+
     def _compare(self, fresh: Picture) -> None:
         """Drops what traffic had shown where it cannot hold any longer."""
         before, after = self._asked.gateway, fresh.gateway
-        if after.reachable is False or (before.kind, before.version) != (after.kind, after.version):
+        is_another = None not in (before.kind, after.kind) and (before.kind, before.version) != (
+            after.kind,
+            after.version,
+        )
+        if after.failure is not None or is_another:
             self.observed.forget()
             self._denials.clear()
             return
-        for name in list(self.observed.findings):
-            denied = fresh.gateway.findings.get(name, Finding()).available is False
-            self._denials[name] = self._denials.get(name, 0) + 1 if denied else 0
+        for name in self.observed.findings:
+            if after.findings.get(name, NOT_ASKED).available is not False:
+                self._denials.pop(name, None)
+            elif name in self._denials or before.findings.get(name, NOT_ASKED).available is not False:
+                self._denials[name] = self._denials.get(name, 0) + 1
+            # else: it was denied when traffic showed it, and that the probe still says so is no news.
         gone = {name for name, count in self._denials.items() if count >= _DENIALS}
         if gone:
             self.observed.forget(gone)
-            for name in gone:
-                del self._denials[name]
+            self._denials = {name: count for name, count in self._denials.items() if name not in gone}
 
     def _publish(self) -> None:
         gateway = _with_observed(self._asked.gateway, self.observed)
         before, self.picture = self.picture, replace(self._asked, gateway=gateway)
         picture = self.picture
-        if _undated(picture) == _undated(before):
+        if undated(picture) == undated(before):
             return
         for listener in list(self._listeners):
             listener(picture)
 
 
 def _with_observed(gateway: GatewayFacts, observed: Observed) -> GatewayFacts:
-    """What traffic has shown weighs more than what a probe could not see."""
+    """What traffic has shown weighs more than what a probe could not see.
+
+    A family that a probe denied stays denied: some backends answer unknown paths with 200 as well.
+    """
     if not observed.findings:
         return gateway
     findings = dict(gateway.findings)
     for name, seen in observed.findings.items():
-        if name not in ENHANCED or findings.get(name, seen).available is not True:
+        if name not in ENHANCED or findings.get(name, NOT_ASKED).available is None:
             findings[name] = seen
     return replace(gateway, findings=findings)
-
-
-def _undated(picture: Picture) -> Picture:
-    """The picture without its times: asking again and finding the same is no news."""
-
-    def undated(findings: Mapping[str, Finding]) -> dict[str, Finding]:
-        return {name: replace(finding, checked_at=None) for name, finding in findings.items()}
-
-    return replace(
-        picture,
-        gateway=replace(picture.gateway, findings=undated(picture.gateway.findings)),
-        dashboard=replace(picture.dashboard, findings=undated(picture.dashboard.findings)),
-        probed_at=picture.probed_at and 0.0,
-    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
 from sidecar.capabilities.model import ENHANCED, Cause, Finding
 from sidecar.relay.wire import ResponseHead
 
-_IMAGE_PART = (b'"image_url"', b'"input_image"')
+_IMAGE_PART = re.compile(rb'"type"\s*:\s*"(?:image_url|input_image)"')
 _CHAT = "/v1/chat/completions"
+_PATHS = {"models": "/v1/models", "skills": None}  # skills: below /api or below /v1
 
 
 class Observed:
@@ -48,11 +50,11 @@ class Observed:
             if content_type.startswith(b"text/event-stream"):
                 self._saw("streaming", _CHAT, status, "a streamed answer came")
         elif b"json" in content_type:
-            self._saw(route, "/v1/models" if route == "models" else f"/api/{route}", status, "a client was answered")
+            self._saw(route, _PATHS.get(route, f"/api/{route}"), status, "a client was answered")
         if had_image:
             self._saw("images", _CHAT, status, "a request with an image was answered")
 
-    def _saw(self, name: str, path: str, status: int, reason: str) -> None:
+    def _saw(self, name: str, path: str | None, status: int, reason: str) -> None:
         if name not in self._wanted:
             return
         self._wanted.discard(name)
@@ -64,4 +66,5 @@ class Observed:
 
 def has_image_part(piece: bytes) -> bool:
     """Whether a piece of a request body shows the beginning of an image part."""
-    return _IMAGE_PART[0] in piece or _IMAGE_PART[1] in piece
+    # What somebody writes about such a part does not match: quotes inside of text are escaped.
+    return b"image" in piece and _IMAGE_PART.search(piece) is not None

@@ -20,12 +20,14 @@ from sidecar.capabilities.judgement import (
     judge_models,
     may_ask_health,
     owner_of,
+    props_read_images,
     reads_images,
     text,
 )
 from sidecar.capabilities.model import ENHANCED, Cause, DashboardFacts, Finding, GatewayFacts
 
 _CHAT = "/v1/chat/completions"
+_DEMO = "hermes-sidecar-demo"
 _DASHBOARD_PATHS = {
     "sessions": "/api/sessions",
     "skills": "/api/skills",
@@ -48,15 +50,20 @@ async def probe_gateway(place: Place) -> GatewayFacts:
     )  # fmt: skip
     api_control, liveliness, front = answers[f"/api{nowhere}"], answers["/health/liveliness"], answers["/"]
     features = declared_by(answers["/v1/capabilities"])
-    health = await _health(place, liveliness, control)
-    identity = await _identify(place, control, models, liveliness, front, health, is_hermes=features is not None)
+    health = await _health(place, liveliness, control, models)
+    says = text(health, "platform") or text(answers["/v1/capabilities"], "platform")
+    if says == _DEMO:
+        identity = Identity(_DEMO, text(health, "version"))
+    elif features is not None or says == "hermes-agent":
+        identity = Identity("hermes-agent", text(health, "version"))
+    else:
+        identity = await _identify(place, control, models, liveliness, front)
 
     findings = {name: judge_family(name, answers[f"/api/{name}"], api_control) for name in ENHANCED}
     has_api_skills = findings["skills"].available
-    if findings["skills"].available is not True:
-        below_v1 = judge_family("skills", answers["/v1/skills"], control)
-        if below_v1.available is True or findings["skills"].available is None:
-            findings["skills"] = below_v1
+    below_v1 = judge_family("skills", answers["/v1/skills"], control)
+    if has_api_skills is not True and (below_v1.available is True or below_v1.cause is Cause.CREDENTIALS):
+        findings["skills"] = below_v1
     findings["models"] = judge_models(models, control)
     chat_declared = bool(features and features.get("chat_completions"))
     findings["chatCompletions"] = judge_chat(answers[_CHAT], control, findings["models"], is_declared=chat_declared)
@@ -80,28 +87,17 @@ async def _ask_all(place: Place, *paths: str) -> dict[str, Answer]:
     return dict(zip(paths, await asyncio.gather(*(ask(place, path) for path in paths)), strict=True))
 
 
-async def _health(place: Place, liveliness: Answer, control: Answer) -> Answer:
-    """The health route that costs nothing: LiteLLM's `/health` calls every model behind it."""
+async def _health(place: Place, liveliness: Answer, control: Answer, models: Answer) -> Answer:
+    """The health route that costs nothing: some answer `/health` by running a model."""
     if is_litellm(liveliness, control):
         return liveliness
-    if may_ask_health(liveliness, control):
+    if may_ask_health(liveliness, control, models):
         return await ask(place, "/health")
-    return Answer("/health", failure="broken", detail="it is not certain that asking is free")
+    return Answer("/health", failure="broken", detail="it is not certain that asking costs no token")
 
 
-async def _identify(
-    place: Place,
-    control: Answer,
-    models: Answer,
-    liveliness: Answer,
-    front: Answer,
-    health: Answer,
-    *,
-    is_hermes: bool,
-) -> Identity:
-    """The backend's kind and version, from what it says of itself."""
-    if is_hermes or text(health, "platform") == "hermes-agent":
-        return Identity("hermes-agent", text(health, "version"))
+async def _identify(place: Place, control: Answer, models: Answer, liveliness: Answer, front: Answer) -> Identity:
+    """The kind and version of a backend that is no hermes-agent, from what it says of itself."""
     if is_dashboard_page(front):
         status = await ask(place, "/api/status")
         return Identity("hermes-dashboard", text(status, "version"))
@@ -112,9 +108,14 @@ async def _identify(
         return Identity("ollama", text(await ask(place, "/api/version"), "version"))
     owner = owner_of(models)
     if owner == "llamacpp" or "llama.cpp" in control.server:
-        return Identity("llama.cpp", images=reads_images(models), images_path="/v1/models")
+        images = reads_images(models)
+        if images is not None:
+            return Identity("llama.cpp", images=images, images_path="/v1/models")
+        return Identity("llama.cpp", images=props_read_images(await ask(place, "/props")), images_path="/props")
     if owner == "vllm":
         return Identity("vllm", text(await ask(place, "/version"), "version"))
+    if owner == "sglang":
+        return Identity("sglang")
     if b"Unexpected endpoint" in control.body[:500] or owner == "organization_owner":
         local = await ask(place, "/api/v0/models")
         return Identity("lm-studio", images=reads_images(local), images_path="/api/v0/models")
@@ -157,7 +158,14 @@ def _with_declared(name: str, finding: Finding, features: dict[str, object]) -> 
     feature = _FEATURE_OF.get(name)
     if feature is None or finding.available is not None or features.get(feature) is not True:
         return finding
-    return replace(finding, available=True, evidence="declared", served_by="gateway", reason="the backend declares it")
+    return replace(
+        finding,
+        available=True,
+        evidence="declared",
+        cause=Cause.PRESENT,
+        served_by="gateway",
+        reason="the backend declares it",
+    )
 
 
 def _declared(answer: Answer, reason: str) -> Finding:
@@ -171,7 +179,9 @@ def _unreachable(control: Answer) -> GatewayFacts:
     down = Finding(False, "probe", Cause.UNREACHABLE, control.detail, checked_at=checked_at)
     findings |= {"health": down, "chatCompletions": down}
     trouble = control.detail if control.failure == "unreachable" else f"The gateway does not answer: {control.detail}."
-    return GatewayFacts(reachable=control.failure == "broken", trouble=trouble, findings=findings)
+    return GatewayFacts(
+        reachable=control.failure == "broken", trouble=trouble, failure=control.failure, findings=findings
+    )
 
 
 def _trouble(identity: Identity, control: Answer, chat: Finding) -> str | None:

@@ -52,6 +52,9 @@ _WORDS = {
 }
 
 
+_SINGULAR = ("sessions", "memory", "config")
+
+
 def message_of(name: str, finding: Finding) -> str:
     """What a person should know about one capability."""
     if finding.available is None:
@@ -81,7 +84,8 @@ def summary_of(picture: Picture) -> str:
         unknown = [name for name in ENHANCED if picture.finding(name).available is None]
         parts = ["Chat works"]
         if missing:
-            parts.append(f"{_listed(missing)} {'are' if len(missing) > 1 else 'is'} not available on this backend")
+            are = "is" if len(missing) == 1 and missing[0] in _SINGULAR else "are"
+            parts.append(f"{_listed(missing)} {are} not available on this backend")
         if unknown:
             parts.append(f"whether it has {_listed(unknown)} is not known yet")
         return "; ".join(parts) + "."
@@ -101,12 +105,14 @@ def unlock_of(name: str, picture: Picture) -> str | None:
     gateway = picture.gateway
     if gateway.reachable is False:
         return "Start the gateway (hermes gateway run), or correct gateway.url."
-    if finding.cause is Cause.CREDENTIALS and name not in picture.fill:
+    if gateway.kind == "hermes-dashboard":
+        return "Point gateway.url to the gateway's port (8642), and dashboard.url to this one."
+    if finding.cause is Cause.CREDENTIALS:
         if picture.has_token:
             return "The gateway refuses the key that the sidecar has; put the right one into gateway.token_file."
         return "Give the sidecar the gateway's key (gateway.token_file)."
     if name in ENHANCED:
-        return _unlock_enhanced(name, picture, finding)
+        return _unlock_enhanced(name, picture)
     if name in ("streaming", "images"):
         return None if finding.available is None else "Use a model that can."
     if name == "chatCompletions":
@@ -114,7 +120,7 @@ def unlock_of(name: str, picture: Picture) -> str | None:
     return None
 
 
-def _unlock_enhanced(name: str, picture: Picture, finding: Finding) -> str | None:
+def _unlock_enhanced(name: str, picture: Picture) -> str | None:
     dashboard = picture.dashboard
     on_dashboard = dashboard.findings.get(name, NOT_ASKED)
     if on_dashboard.available is True:
@@ -123,8 +129,6 @@ def _unlock_enhanced(name: str, picture: Picture, finding: Finding) -> str | Non
         return f'The dashboard has it: add "{name}" to dashboard.fill.'
     if picture.gateway.kind != "hermes-agent":
         return "Put hermes-agent's gateway behind the sidecar; chat works without it."
-    if finding.cause is Cause.CREDENTIALS and not picture.has_token:
-        return "Give the sidecar the gateway's key (gateway.token_file)."
     if name in ("sessions", "jobs"):
         return "Upgrade hermes-agent: newer gateways serve it themselves."
     if dashboard.url is None:

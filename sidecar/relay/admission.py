@@ -45,6 +45,8 @@ ROUTES = {
     b"/health": "health",
 }
 FAMILIES = ("sessions", "skills", "memory", "config", "jobs")
+ROUTE_NAMES = (*ROUTES.values(), *FAMILIES, "dashboard", "own", "other", "none")
+"""Every value that `route` can have."""
 _FAMILY_PATH = re.compile(rb"/api/(?:%b)(?:/|$)" % "|".join(FAMILIES).encode())
 _FAMILY = re.compile(rb"/(?:api|v1)/(%b)(?:/|$)" % "|".join(FAMILIES).encode())
 
@@ -57,6 +59,10 @@ _id_counter = itertools.count(1)
 
 Destination = Literal["gateway", "dashboard", "own"]
 """Who answers a request: the gateway, the dashboard, or the sidecar's own pages."""
+
+
+Listener = Literal["all", "relay", "admin"]
+"""Where a client came in: own pages stand beside the relay, nowhere, or alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +116,12 @@ class Request:
         "destination",
         "expects_continue",
         "head",
+        "is_derived",
         "is_http_1_0",
         "is_preflight",
         "is_safe",
         "is_upgrade",
+        "listener",
         "method",
         "request_id",
         "route",
@@ -123,7 +131,8 @@ class Request:
         "wants_close",
     )
 
-    def __init__(self, head: RequestHead) -> None:
+    def __init__(self, head: RequestHead, listener: Listener = "all") -> None:
+        self.listener = listener
         self.method = head.method
         self.is_http_1_0 = head.minor == 0
         self.wants_close = self.is_http_1_0
@@ -141,6 +150,7 @@ class Request:
         """What the answer tells a browser; empty for programs."""
         self.answer_fields: Fields = []
         """What the answer gives back to the client."""
+        self.is_derived = False
         self.source = "none"
         """Where the session id came from."""
         self.session_id: bytes | None = None
@@ -202,7 +212,7 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
     else:
         netloc = rules.gateway_netloc
         decision = decide(watched, rules.mapping, client.namespace)
-        request.session_id, request.source = decision.session_id, decision.source
+        request.session_id, request.source, request.is_derived = decision.session_id, decision.source, decision.derived
         request.answer_fields = list(decision.given_back)
         added += [line for line in decision.added if line[0].lower() not in options & _ROUTE_KEYS]
         added += rules.credentials.to_upstream(authorization)
@@ -214,7 +224,8 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
 
 
 def _set_destination(request: Request, path: bytes, rules: Rules) -> None:
-    if path in OWN_PATHS or path.startswith(OWN_TREE):
+    is_own_path = path in OWN_PATHS or path.startswith(OWN_TREE)
+    if request.listener == "admin" or (is_own_path and request.listener == "all"):
         request.destination, request.route = "own", "own"
         return
     mount = rules.dashboard.mount if rules.dashboard else b""

@@ -10,6 +10,7 @@ from sidecar.guard.hosts import vary_on_origin
 from sidecar.relay import fields
 from sidecar.relay.admission import Request
 from sidecar.relay.wire import CHUNKED, Field, Fields, ResponseHead
+from sidecar.sessions.mapping import SIDECAR_SESSION
 
 
 def head_bytes(status: int, reason: bytes, lines: Fields) -> bytes:
@@ -65,7 +66,8 @@ def fault(fault: Fault, request: Request | None = None, *, close: bool) -> bytes
         *_extra_of(fault.code),
     ]
     if request is not None:
-        lines += [line for line in request.answer_fields if not request.is_preflight]
+        # Not the client's own route fields: an error of ours repeats nothing that was sent.
+        lines += [line for line in request.answer_fields if line[0] == SIDECAR_SESSION]
         if request.request_id:
             lines.append((b"X-Request-Id", request.request_id))
         if request.cors:

@@ -14,6 +14,7 @@ from typing import cast
 
 from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
 from sidecar.relay import answers, wire
+from sidecar.relay.admission import Listener
 from sidecar.relay.handler import Exchange, Relay
 from sidecar.relay.leaving import LeaveWatch
 from sidecar.relay.pool import keep_tcp_alive
@@ -38,6 +39,7 @@ class Downstream(asyncio.Protocol):
         "_is_reading",
         "_leave_watch",
         "_linger",
+        "_listener",
         "_relay",
         "peer",
         "since",
@@ -46,8 +48,9 @@ class Downstream(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, listener: Listener = "all") -> None:
         self._relay = relay
+        self._listener = listener
         self._exchange: Exchange | None = None
         self._buffer = b""
         self._body_left = 0
@@ -130,7 +133,7 @@ class Downstream(asyncio.Protocol):
             self.refuse(invalid_request(str(error)))
             return
         data = data[end + 4 :]
-        exchange = self._exchange = Exchange(self._relay, self, head)
+        exchange = self._exchange = Exchange(self._relay, self, head, self._listener)
         if not exchange.begin():
             if data and not self._is_lingering:  # the connection goes on; what is there already waits for its turn
                 self._buffer = data

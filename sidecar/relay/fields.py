@@ -71,7 +71,11 @@ STAYS_HERE = HOP_BY_HOP | frozenset(
     )
 )
 
-RESPONSE_WATCHED = HOP_BY_HOP | frozenset((b"content-length", b"vary", b"x-request-id", *SESSION_IDS, *ROUTE_KEYS))
+RESPONSE_WATCHED = HOP_BY_HOP | frozenset(
+    (b"content-length", b"vary", b"x-request-id", b"x-hermes-sidecar-session", *SESSION_IDS, *ROUTE_KEYS, *FRIENDLY_IDS)
+)
+_ENDS_HERE = HOP_BY_HOP | frozenset((b"content-length", b"x-hermes-sidecar-session"))
+"""Answer fields that are written anew, or not at all. A sidecar behind this one spoke to us, not to the client."""
 
 Watched = dict[bytes, list[Field]]
 """The watched fields by lower-case name, each with its lines in wire order."""
@@ -160,6 +164,7 @@ def to_downstream(fields: Fields) -> tuple[Fields, Watched]:
         if not (field[0][:15].lower() == b"access-control-" or (strips and field[0].lower() in strips))
     ]
     for name, lines in watched.items():
-        if name not in HOP_BY_HOP and name != b"content-length":
+        if name not in _ENDS_HERE:
             out += lines
+    watched.pop(b"x-hermes-sidecar-session", None)
     return out, watched

@@ -20,8 +20,9 @@ from sidecar import faults
 from sidecar.capabilities.observed import Observed, has_image_part
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers
-from sidecar.relay.admission import Destination, Request, Rules, admit
+from sidecar.relay.admission import Destination, Listener, Request, Rules, admit
 from sidecar.relay.pool import Pool
+from sidecar.relay.stream import Gaps, PayloadObserver, StreamObserver
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Upstream
 from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
@@ -89,12 +90,14 @@ class Relay:
     pools: Mapping[Destination, Pool]
     backend: Backend
     log: ExchangeLog
+    gaps: Gaps
     limits: Limits
     idle_timeout_s: float = 0.0
     """Longest silence of the gateway inside one exchange; 0 = no limit."""
     is_draining: bool = False
     clients: set[Client] = field(default_factory=set)
     exchanges: set[Exchange] = field(default_factory=set)
+    """Those that run now."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at each end of an exchange while draining."""
 
@@ -103,7 +106,6 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_answer_bytes",
         "_answer_framing",
         "_answer_status",
         "_client",
@@ -118,6 +120,7 @@ class Exchange:
         "_held_bytes",
         "_is_over",
         "_looks_for_image",
+        "_observer",
         "_pool",
         "_relay",
         "_request_is_over",
@@ -125,11 +128,13 @@ class Exchange:
         "_started_at",
         "_tunnel",
         "_upstream",
+        "answer_bytes",
         "request",
+        "request_bytes",
     )
 
-    def __init__(self, relay: Relay, client: Client, head: RequestHead) -> None:
-        self.request = Request(head)
+    def __init__(self, relay: Relay, client: Client, head: RequestHead, listener: Listener) -> None:
+        self.request = Request(head, listener)
         self._head = head
         self._relay = relay
         self._client = client
@@ -142,7 +147,7 @@ class Exchange:
         self._request_is_over = False
         self._answer_status = 0
         self._answer_framing = 0
-        self._answer_bytes = 0
+        self.answer_bytes = 0
         self._closes = False
         self._started_at = time.monotonic()
         self._first_byte_at = 0.0
@@ -152,6 +157,12 @@ class Exchange:
         self._looks_for_image = False
         self._has_image = False
         self._has_renewed = False
+        self._observer: PayloadObserver | None = None
+        self.request_bytes = 0
+
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self._observer, StreamObserver)
 
     # Admission
 
@@ -253,6 +264,7 @@ class Exchange:
     def request_piece(self, piece: bytes) -> None:
         if self.request.is_own:
             return  # no page of ours reads a body
+        self.request_bytes += len(piece)
         if self._looks_for_image and has_image_part(piece):
             self._looks_for_image, self._has_image = False, True
         if self._upstream is not None:
@@ -283,11 +295,21 @@ class Exchange:
 
     # Relaying the answer
 
+    def observer_of(self, head: ResponseHead) -> PayloadObserver | None:
+        if self.request.destination != "gateway":
+            return None
+        content_type = next((value for name, value in head.fields if name.lower() == b"content-type"), b"")
+        if content_type[:17].lower() == b"text/event-stream":
+            self._observer = StreamObserver(self._relay.gaps)
+        elif self.request.route in ("chat_completions", "responses"):
+            self._observer = PayloadObserver()
+        return self._observer
+
     def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
         self._first_byte_at = self._heard_at = time.monotonic()
         self._answer_status = head.status
         self._answer_framing = body
-        self._answer_bytes = len(piece)
+        self.answer_bytes = len(piece)
         if body == UNTIL_CLOSE:
             self._closes = True
         request = self.request
@@ -297,7 +319,7 @@ class Exchange:
                 observed.answered(request.route, head, had_image=self._has_image)
         elif head.status == 401 and self._may_renew_token():
             self._leave_upstream()
-            self._answer_status = self._answer_bytes = 0
+            self._answer_status = self.answer_bytes = 0
             self._connecting = asyncio.get_running_loop().create_task(self._ask_with_new_token())
             return
         # One write for head and piece, for the same reason as in Upstream.ask.
@@ -316,7 +338,7 @@ class Exchange:
 
     def answer_piece(self, piece: bytes) -> None:
         self._heard_at = time.monotonic()
-        self._answer_bytes += len(piece)
+        self.answer_bytes += len(piece)
         self._client.transport.write(piece)
 
     def answer_end(self) -> None:
@@ -445,6 +467,8 @@ class Exchange:
         if self._silence_timer is not None:
             self._silence_timer.cancel()
         request = self.request
+        observer = self._observer
+        first_token_at = observer.first_token_at if isinstance(observer, StreamObserver) else None
         first_byte_s = self._first_byte_at - self._started_at if self._first_byte_at else None
         self._relay.log.ended(
             ExchangeRecord(
@@ -457,8 +481,14 @@ class Exchange:
                 request.request_id,
                 first_byte_s,
                 time.monotonic() - self._started_at,
-                self._answer_bytes,
+                self.answer_bytes,
                 fault,
+                request.destination,
+                request.is_derived,
+                self.is_stream,
+                None if first_token_at is None else first_token_at - self._started_at,
+                self.request_bytes,
+                observer.usage if observer is not None and end == "complete" else {},
             )
         )
 

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 from sidecar.relay import wire
 from sidecar.relay.fields import list_members
 from sidecar.relay.leaving import HANG_UP
+from sidecar.relay.stream import PayloadObserver
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, ResponseHead, WireError
 
 _NO_ANSWER = "it closed the connection without an answer"
@@ -24,6 +25,9 @@ class Receiver(Protocol):
 
     def heard(self) -> None:
         """The upstream gave a sign of life that is no answer."""
+
+    def observer_of(self, head: ResponseHead) -> PayloadObserver | None:
+        """Who wants to see this answer's payload as it passes, if anybody."""
 
     def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
         """`body` is a length in bytes, CHUNKED or UNTIL_CLOSE; `piece` is what came of it with the head.
@@ -76,6 +80,7 @@ class Upstream(asyncio.Protocol):
         "_keeps_alive",
         "_left",
         "_method",
+        "_observer",
         "_owner",
         "_receiver",
         "_rest",
@@ -100,6 +105,7 @@ class Upstream(asyncio.Protocol):
         self._left = 0
         self._chunked: ChunkedBody | None = None
         self._ended = False
+        self._observer: PayloadObserver | None = None
         self._rest = b""
         self._error: str | None = None
         self._bare = False
@@ -206,8 +212,12 @@ class Upstream(asyncio.Protocol):
         self._ended = framing == 0
         self._rest = b""
         self._error = None
+        observer = self._receiver.observer_of(head)
         if framing == CHUNKED:
-            self._chunked = ChunkedBody(bare=self._bare)
+            self._chunked = ChunkedBody(bare=self._bare, saw=None if observer is None else observer.saw)
+            self._observer = None
+        else:
+            self._observer = observer
         piece = self._accept(data) if data else b""
         self._receiver.answer_head(head, framing, piece)
         if self._ended:
@@ -239,6 +249,8 @@ class Upstream(asyncio.Protocol):
                 self._ended = True
                 self._rest, self._error = chunked.rest, chunked.error
             return piece
+        if self._observer is not None:
+            self._observer.saw(data if framing == UNTIL_CLOSE else data[: self._left])
         if framing == UNTIL_CLOSE:
             return data
         left = self._left

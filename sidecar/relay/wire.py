@@ -7,6 +7,7 @@ refused, since behind the sidecar stands a reader that might take the other one.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 Field = tuple[bytes, bytes]
@@ -154,10 +155,12 @@ class ChunkedBody:
     that is not chunked coding `error` is set, and `feed` has returned what came before it.
     """
 
-    __slots__ = ("_bare", "_held", "_in_trailers", "_left", "done", "error", "rest")
+    __slots__ = ("_bare", "_held", "_in_trailers", "_left", "_saw", "done", "error", "rest")
 
-    def __init__(self, *, bare: bool = False) -> None:
+    def __init__(self, *, bare: bool = False, saw: Callable[[bytes], None] | None = None) -> None:
+        """`saw` is shown the payload as it passes."""
         self._bare = bare
+        self._saw = saw
         self._left = 0  # bytes of the current chunk still to come, its closing CRLF included
         self._held = b""  # an incomplete size line or trailer section: nothing of the payload
         self._in_trailers = False
@@ -185,8 +188,12 @@ class ChunkedBody:
                     if data[position + step - here : position + step] != b"\r\n"[seen - here : seen]:
                         self.error = "a chunk is longer than it says"
                         step, end = max(0, step - here), position + step - here
-                if self._bare:
-                    kept.append(data[position : position + min(step, max(0, left - 2))])
+                if self._bare or self._saw is not None:
+                    payload = data[position : position + min(step, max(0, left - 2))]
+                    if self._bare:
+                        kept.append(payload)
+                    if self._saw is not None:
+                        self._saw(payload)
                 if self.error is not None:
                     break
                 self._left = after

@@ -16,6 +16,8 @@ from sidecar.relay.fields import FRIENDLY_IDS, ROUTE_KEYS, SESSION_IDS, Watched
 from sidecar.relay.wire import Field
 from sidecar.sessions.sources import HeaderSource, is_usable
 
+SIDECAR_SESSION = b"X-Hermes-Sidecar-Session"
+"""Tells the client where its session id came from."""
 DERIVED_PREFIX = b"hs-"
 _LONGEST_ID = 256
 _DRIVE_LETTER = re.compile(rb"[A-Za-z]:")
@@ -66,7 +68,7 @@ def decide(watched: Watched, policy: MappingPolicy, namespace: bytes = b"") -> D
         added += [(name, namespace + value) for name, value in watched.get(ROUTE_KEYS[0], ())]
     given_back = [(spelled, watched[name][0][1]) for name, spelled in _GIVEN_BACK if name in watched]
     word = source + "; derived" if derived else source
-    given_back.append((b"X-Hermes-Sidecar-Session", word.encode("latin-1")))
+    given_back.append((SIDECAR_SESSION, word.encode("latin-1")))
     return Decision(session_id, source, derived, tuple(added), tuple(given_back))
 
 

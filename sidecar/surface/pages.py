@@ -7,7 +7,7 @@ import contextlib
 import html
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -15,14 +15,13 @@ from typing import Any
 from aiohttp import web
 
 from sidecar import __version__, faults
-from sidecar.capabilities.model import Picture, is_chat_usable, status_of
+from sidecar.capabilities.model import Picture, is_chat_usable, status_of, undated
 from sidecar.capabilities.monitor import Monitor
 from sidecar.capabilities.report import document
 from sidecar.capabilities.wording import summary_of
-from sidecar.faults import Fault, FaultCode
 from sidecar.surface.errors import envelope, fault_response
+from sidecar.telemetry.metrics import Metrics
 
-_NOT_YET = ("/metrics",)
 _EVENT_KEEPALIVE_S = 15.0
 """A comment line this often lets a listener, and the sidecar, notice that the other one has gone."""
 
@@ -34,6 +33,7 @@ class State:
     gateway_url: str
     started_at: float
     monitor: Monitor
+    metrics: Metrics
     is_draining: Callable[[], bool]
 
 
@@ -46,8 +46,7 @@ def application(state: State) -> web.Application:
     app.router.add_get("/capabilities/events", pages.events, allow_head=False)
     app.router.add_post("/capabilities/refresh", pages.refresh)
     app.router.add_get("/sidecar/", pages.status)
-    for path in _NOT_YET:
-        app.router.add_route("*", path, pages.not_yet)
+    app.router.add_get("/metrics", pages.metrics)
     app.on_response_prepare.append(_name_ourselves)
     return app
 
@@ -92,11 +91,15 @@ class _Pages:
         await response.prepare(request)
         changed = asyncio.Event()
         take_off = self._monitor.on_change(lambda _: changed.set())
+        told: Picture | None = None
         try:
             while True:
                 changed.clear()
-                text = json.dumps(self._document(self._monitor.picture))
-                await response.write(f"data: {text}\n\n".encode())
+                picture = self._monitor.picture
+                if (news := _news(picture)) != told:
+                    told = news
+                    text = json.dumps(self._document(picture))
+                    await response.write(f"data: {text}\n\n".encode())
                 while not changed.is_set():
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_EVENT_KEEPALIVE_S):
@@ -119,14 +122,16 @@ class _Pages:
         policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
         return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": policy})
 
-    async def not_yet(self, request: web.Request) -> web.Response:
-        return fault_response(
-            Fault(
-                FaultCode.CAPABILITY_UNAVAILABLE,
-                f"This version of the sidecar ({__version__}) does not have {request.path} yet.",
-                "See CHANGELOG.md for what each version brings. Chat does not depend on it.",
-            )
-        )
+    async def metrics(self, request: web.Request) -> web.Response:
+        """For Prometheus; OpenMetrics only for those who ask for it."""
+        body, content_type = self._state.metrics.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     def _document(self, picture: Picture) -> dict[str, Any]:
         return document(picture, self._state.gateway_url, self._state.started_at)
+
+
+def _news(picture: Picture) -> Picture:
+    """What listeners are told of a picture: not its times, and not that the dashboard has a new token."""
+    told = undated(picture)
+    return replace(told, dashboard=replace(told.dashboard, token=None))

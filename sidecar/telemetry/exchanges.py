@@ -42,13 +42,21 @@ class ExchangeRecord(NamedTuple):
     duration_s: float
     answer_bytes: int
     fault: Fault | None
+    destination: str = "gateway"
+    is_derived: bool = False
+    is_stream: bool = False
+    first_token_s: float | None = None
+    request_bytes: int = 0
+    usage: Mapping[str, int] = {}
 
 
 class ExchangeLog:
     """Gathers the records of ended exchanges and hands them to a sink as lines."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, count: Callable[[ExchangeRecord], None] = lambda _: None) -> None:
+        """`count` is told each record as well, when its line is made."""
         self._sink = sink
+        self._count = count
         self._records: list[tuple[float, ExchangeRecord]] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -79,6 +87,8 @@ class ExchangeLog:
             self._timer.cancel()
             self._timer = None
         records, self._records = self._records, []
+        for _, record in records:
+            self._count(record)
         if records:
             self._sink([line_of(ended_at, record) for ended_at, record in records])
 
@@ -102,6 +112,8 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
         line["session"] = short_hash(record.session_id)
     if record.first_byte_s is not None:
         line["first_byte_ms"] = round(record.first_byte_s * 1000, 1)
+    if record.first_token_s is not None:
+        line["first_token_ms"] = round(record.first_token_s * 1000, 1)
     if record.fault is not None:
         line["code"] = record.fault.code.code
         line["reason"] = record.fault.message

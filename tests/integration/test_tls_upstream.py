@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -132,6 +134,34 @@ async def test_upstream_that_breaks_off_breaks_the_client_off(tmp_path: Path) ->
 
         assert rest == chunk(EVENT)
         assert line["outcome"] == "upstream_broke"
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False], ids=["close-notify", "no-close-notify"])
+async def test_a_body_that_ends_with_the_connection_is_whole_only_after_tls_said_so(
+    says_goodbye: bool, tmp_path: Path
+) -> None:
+    """RFC 9112, 9.8: without a length, an answer "is complete only if a valid closure alert has been received".
+
+    A gateway that is killed in the middle ends its TCP connection without one.
+    """
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\n\r\nsome of it")
+        if says_goodbye:
+            connection.close()
+        else:
+            with socket.socket(fileno=os.dup(connection.transport.get_extra_info("socket").fileno())) as below_tls:
+                below_tls.shutdown(socket.SHUT_WR)
+
+    async with over_tls(tmp_path, script) as (_, sidecar), raw_client(sidecar.url) as client:
+        client.write(client.request("GET", "/v1/files/1"))
+        await client.head()
+        ending = await client.ended()
+        (line,) = await sidecar.ended_exchanges()
+
+        expected = ("FIN", "complete") if says_goodbye else ("RST", "upstream_broke")
+        assert (ending, line["outcome"]) == expected
 
 
 # Refused in words

@@ -80,6 +80,10 @@ async def raw_client(url: str, *, records: bool = True, receive_buffer: int | No
         yield client
     finally:
         client.transport.abort()
+        for _ in range(3):
+            await asyncio.sleep(
+                0
+            )  # the other side hears of it before the test stops the sidecar: a stop waits for clients
 
 
 async def ask(

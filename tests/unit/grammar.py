@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from sidecar.relay.wire import Field
+from sidecar.relay.wire import Field, Fields
 
 TOKEN_CHARACTERS = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 VISIBLE = bytes((*range(0x21, 0x7F), *range(0x80, 0x100)))
@@ -56,3 +56,33 @@ def cut(draw: st.DrawFn, data: bytes) -> list[bytes]:
     inner = draw(st.lists(st.integers(1, len(data)), max_size=8).map(lambda places: sorted({*places})))
     bounds = [0, *(place for place in inner if place < len(data)), len(data)]
     return [data[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+# `close` is an option that names no field; Connection names itself anyway, and no request has a nominated Host.
+NOMINABLE = st.sampled_from(
+    (
+        b"x-foo",
+        b"cookie",
+        b"via",
+        b"vary",
+        b"x-request-id",
+        b"x-forwarded-for",
+        b"x-forwarded-proto",
+        b"x-forwarded-host",
+        b"sec-fetch-mode",
+        b"idempotency-key",
+    )
+) | TOKENS.filter(lambda name: name.lower() not in (b"close", b"host", b"connection"))
+
+
+@st.composite
+def nominated(draw: st.DrawFn, others: st.SearchStrategy[Fields]) -> tuple[Fields, frozenset[bytes]]:
+    """Fields, of which some are named in Connection lines in odd spellings; and these names."""
+    names = draw(st.lists(NOMINABLE, min_size=1, max_size=4))
+    lines = [line for line in draw(others) if line[0].lower() != b"connection"]
+    lines += [(draw(any_case(name)), draw(VALUES)) for name in names for _ in range(draw(st.integers(0, 2)))]
+    for name in names:
+        members = [draw(any_case(name)), *draw(st.lists(st.sampled_from((b"", b"close", b"keep-alive")), max_size=2))]
+        spelled = b",".join([draw(BLANKS) + member + draw(BLANKS) for member in draw(st.permutations(members))])
+        lines.append((draw(any_case(b"connection")), spelled.strip(b" \t")))
+    return draw(st.permutations(lines)), frozenset(name.lower() for name in names)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sidecar.faults import Fault
 from sidecar.relay.admission import DashboardRules, Families, Request, Rules, admit, route_of
 from sidecar.relay.wire import CHUNKED, Field, Fields, RequestHead, parse_request_head
-from tests.unit.grammar import TARGETS, TOKENS, VALUES, VISIBLE, bytes_of
+from tests.unit.grammar import TARGETS, TOKENS, VALUES, VISIBLE, bytes_of, nominated
 from tests.unit.policies import rules_of
 
 PLAIN = rules_of()
@@ -666,6 +666,21 @@ NAMES = TOKENS | st.sampled_from(
     )
 )
 FIELDS = st.lists(st.tuples(NAMES, VALUES | st.sampled_from((b"close", b"chunked", b"upgrade", b"5"))), max_size=6)
+
+
+@given(nominated(st.lists(st.tuples(TOKENS, VALUES), max_size=3)))
+def test_nothing_nominated_reaches_the_upstream(case: tuple[Fields, frozenset[bytes]]) -> None:
+    """For any fields, what Connection names might as well not have been sent, whatever its spelling."""
+    lines, names = case
+    heads = []
+    for sent in (lines, [line for line in lines if line[0].lower() not in names]):
+        head = RequestHead(b"GET", b"/v1/models", 1, [(b"Host", b"localhost"), *sent])
+        request = Request(head)
+        admit(request, head, PLAIN, peer=b"127.0.0.1", is_draining=False)
+        # An id that is made is another one each time.
+        heads.append([line for line in sorted_head(request.head)[3] if line != (b"X-Request-Id", request.request_id)])
+
+    assert heads[0] == heads[1]
 
 
 @given(

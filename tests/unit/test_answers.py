@@ -15,7 +15,6 @@ from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers
 from sidecar.relay.admission import Request, admit
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, parse_response_head
-from tests.unit.grammar import TOKENS
 from tests.unit.policies import rules_of
 
 RULES = rules_of({"listen": {"allowed_origins": ["http://localhost:3000"]}})
@@ -23,7 +22,6 @@ ORIGIN: Field = (b"Origin", b"http://localhost:3000")
 KEY: Field = (b"X-Hermes-Session-Key", b"caf\xe9")
 SESSION: Field = (b"X-Hermes-Sidecar-Session", b"none")
 REQUEST_ID: Field = (b"X-Request-Id", b"r1")
-SENT_ID: Field = (b"X-Request-Id", b"r1")
 EXPOSED = (
     b"X-Hermes-Session-Id, X-Claude-Session-Id, X-Hermes-Session-Key, X-Hermes-Friendly-Id, "
     b"X-Claude-Session-Key, X-Claude-Friendly-Id, X-Request-Id, X-Hermes-Sidecar-Session, X-Hermes-Sidecar-Error, "
@@ -38,7 +36,7 @@ CORS: Fields = [
 
 def request(*lines: Field, method: bytes = b"GET", minor: int = 1, target: bytes = b"/v1/models") -> Request:
     """An admitted request from localhost with the id r1. Raises a Fault."""
-    made, _ = attempt(RequestHead(method, target, minor, [(b"Host", b"localhost:8650"), SENT_ID, *lines]))
+    made, _ = attempt(RequestHead(method, target, minor, [(b"Host", b"localhost:8650"), REQUEST_ID, *lines]))
     if isinstance(made, Fault):
         raise made
     return made
@@ -299,7 +297,7 @@ EVERY_FAULT: list[Callable[[], Fault]] = [
     lambda: faults.too_many_connections(8192),
     lambda: faults.capability_unavailable("No memory.", "Start the dashboard."),
     lambda: faults.upstream_unreachable("http://127.0.0.1:8642", "connection refused", detail="errno 111"),
-    lambda: faults.upstream_protocol_error("http://127.0.0.1:8642", "it closed the connection", detail="x"),
+    lambda: faults.upstream_protocol_error("http://127.0.0.1:8642", "it closed the connection", detail="errno 104"),
     lambda: faults.upstream_timeout("http://127.0.0.1:8642", 45.0),
 ]
 
@@ -311,7 +309,8 @@ def answered_with(fault: Fault, asked: Request | None = None, *, close: bool = F
 
 
 def test_every_code_has_a_fault_in_these_tests() -> None:
-    assert {make().code for make in EVERY_FAULT} == {*FaultCode}
+    # A page that failed is answered by the pages' own server.
+    assert {make().code for make in EVERY_FAULT} == {*FaultCode} - {FaultCode.PAGE_FAILED}
 
 
 @pytest.mark.parametrize("make", EVERY_FAULT, ids=lambda make: make().code.code)
@@ -334,8 +333,7 @@ def test_fault_is_an_answer_that_says_who_speaks(make: Callable[[], Fault]) -> N
     assert (error["code"], error["type"], error["param"]) == (fault.code.code, fault.code.error_type, None)
     assert error["message"].endswith(".")
     assert error["hint"].endswith(".")
-    if fault.detail:
-        assert fault.detail not in error["message"] + error["hint"] or len(fault.detail) == 1
+    assert not fault.detail or fault.detail not in error["message"] + error["hint"]
 
 
 @pytest.mark.parametrize(
@@ -411,35 +409,43 @@ def test_fault_for_head_has_no_body_but_its_length() -> None:
 
 
 MARKER = b"s3cr3t-Marker"
-# The client's own id for the request is given back so that its log and ours can be laid side by side, and an allowed
-# Origin has to be named in the answer. Everything else that a client sends stays out.
-MARKED_NAMES = TOKENS.filter(lambda name: name.lower() != b"x-request-id") | st.sampled_from(
-    (
-        *(b"Host", b"Connection", b"Expect", b"Origin", b"Authorization", b"Content-Length", b"Transfer-Encoding"),
-        *(b"Cookie", b"Upgrade", b"X-Hermes-Session-Id", b"X-Claude-Session-Id", b"X-Hermes-Session-Key"),
-        *(b"X-Claude-Session-Key", b"X-Hermes-Friendly-Id", b"X-OpenWebUI-Chat-Id", b"X-OpenWebUI-Task"),
-        *(b"Sec-Fetch-Site", b"Access-Control-Request-Method", b"X-Forwarded-For", b"Via", b"TE"),
-    )
+# Exempt is X-Request-Id, which is given back so that the client's log and ours can be laid side by side, and the Origin
+# of an allowed page, which its browser wants to read in the answer.
+MARKED_NAMES = (
+    *("host", "connection", "expect", "origin", "authorization", "content-length", "transfer-encoding", "cookie"),
+    *("upgrade", "te", "x-hermes-session-id", "x-claude-session-id", "x-hermes-session-key", "x-claude-session-key"),
+    *("x-hermes-friendly-id", "x-claude-friendly-id", "x-openwebui-chat-id", "x-openwebui-task", "sec-fetch-site"),
+    *("access-control-request-method", "access-control-request-headers", "x-forwarded-for", "via", "x-other"),
 )
+
+
+@pytest.mark.parametrize("name", MARKED_NAMES)
+def test_fault_repeats_nothing_of_the_request(name: str) -> None:
+    """A marker in this header, alone and twice in different lines: neither the refusal nor any later fault has it."""
+    for lines in ([(name.encode(), MARKER)], [(name.encode(), MARKER), (name.encode(), b"other")]):
+        host = [] if name == "host" else [(b"Host", b"localhost")]
+        outcome, asked = attempt(RequestHead(b"POST", b"/v1/chat/completions", 1, [*host, *lines]))
+        for fault in [outcome] if isinstance(outcome, Fault) else [make() for make in EVERY_FAULT]:
+            assert MARKER not in answers.fault(fault, asked, close=True), fault.code
 
 
 @given(
-    st.lists(
-        st.tuples(MARKED_NAMES, st.sampled_from((MARKER, MARKER + b"/x", b"a " + MARKER, b"100-continue"))), max_size=5
-    ),
-    st.sampled_from((b"/v1/chat/completions?key=", b"/healthz?", b"/api/memory/", b"", b"http://")).map(
-        lambda start: start + MARKER
-    ),
-    st.sampled_from((b"GET", b"POST", b"OPTIONS", b"CONNECT")),
+    st.lists(st.tuples(st.sampled_from(MARKED_NAMES), st.sampled_from((MARKER, b"a, " + MARKER, b"x"))), max_size=4),
+    st.sampled_from((b"/v1/runs?key=", b"/healthz?", b"/api/memory/", b"", b"*", b"http://", b"http://localhost/")),
+    st.sampled_from((b"GET", b"POST", b"OPTIONS", b"CONNECT", b"HEAD", MARKER)),
     st.booleans(),
     st.sampled_from(EVERY_FAULT),
 )
-def test_no_fault_repeats_what_the_client_sent(
-    lines: list[Field], target: bytes, method: bytes, is_draining: bool, later: Callable[[], Fault]
+def test_no_refusal_repeats_what_the_client_sent(
+    lines: list[tuple[str, bytes]], start: bytes, method: bytes, is_draining: bool, later: Callable[[], Fault]
 ) -> None:
-    """For a marker in any header and target, neither the refusal of the request nor any later fault's answer has it."""
-    head = RequestHead(method, target, 1, [(b"Host", b"localhost"), SENT_ID, *lines])
+    """For a marker in any headers, in the target and as the method, the answer's body never has it, and its head not
+    where the request was refused."""
+    named = [(name.encode(), value) for name, value in lines]
+    head = RequestHead(method, start + MARKER, 1, [(b"Host", b"localhost"), REQUEST_ID, *named])
     outcome, asked = attempt(head, is_draining=is_draining)
-    fault = outcome if isinstance(outcome, Fault) else later()
 
-    assert MARKER not in answers.fault(fault, asked, close=True)
+    if isinstance(outcome, Fault) and outcome.code is not FaultCode.EXPECTATION_FAILED:
+        assert MARKER not in answers.fault(outcome, asked, close=True)
+    else:
+        assert MARKER not in answers.fault(later(), asked, close=True).partition(b"\r\n\r\n")[2]

@@ -17,7 +17,7 @@ from sidecar.relay.fields import (
     values,
 )
 from sidecar.relay.wire import Field, Fields
-from tests.unit.grammar import BLANKS, TOKENS, VALUES, any_case
+from tests.unit.grammar import TOKENS, VALUES, any_case, nominated
 
 PEER = b"192.0.2.7"
 FORWARDED = (b"X-Forwarded-For", PEER), (b"X-Forwarded-Proto", b"http"), (b"Via", b"1.1 hermes-sidecar")
@@ -223,42 +223,6 @@ def test_input_is_left_as_it_was() -> None:
 
 NAMES = TOKENS | st.sampled_from((*ONE_HOP, *DECIDED_ELSEWHERE, *CROSSING, *CORS_ANSWERS, b"x-foo")).flatmap(any_case)
 LINES = st.lists(st.tuples(NAMES, VALUES), max_size=12)
-# A field may bear the name of the option `close`, which names no field; and no request has a nominated Host.
-NOMINABLE = st.sampled_from(
-    (*CROSSING, b"x-foo", b"via", b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"vary")
-) | TOKENS.filter(lambda name: name.lower() not in (b"close", b"host", b"connection"))
-
-
-@st.composite
-def nominated(draw: st.DrawFn) -> tuple[Fields, frozenset[bytes]]:
-    """Fields, of which some are named in Connection lines in odd spellings; and these names."""
-    names = draw(st.lists(NOMINABLE, min_size=1, max_size=4))
-    lines = draw(LINES)
-    lines = [(name, value) for name, value in lines if name.lower() != b"connection"]
-    lines += [(draw(any_case(name)), draw(VALUES)) for name in names for _ in range(draw(st.integers(0, 2)))]
-    for name in names:
-        members = [draw(any_case(name)), *draw(st.lists(st.sampled_from((b"", b"close", b"keep-alive")), max_size=2))]
-        spelled = b",".join([draw(BLANKS) + member + draw(BLANKS) for member in draw(st.permutations(members))])
-        lines.append((draw(any_case(b"connection")), spelled.strip(b" \t")))
-    return draw(st.permutations(lines)), frozenset(name.lower() for name in names)
-
-
-@given(nominated())
-def test_nothing_nominated_reaches_the_upstream(case: tuple[Fields, frozenset[bytes]]) -> None:
-    """For any fields, what Connection names might as well not have been sent, whatever its spelling."""
-    lines, names = case
-    without = [line for line in lines if line[0].lower() not in names]
-
-    assert in_order_of_names(upstream(lines)) == in_order_of_names(upstream(without))
-
-
-@given(nominated())
-def test_nothing_nominated_reaches_the_client(case: tuple[Fields, frozenset[bytes]]) -> None:
-    """For any fields, what Connection names might as well not have been sent, whatever its spelling."""
-    lines, names = case
-    without = [line for line in lines if line[0].lower() not in names]
-
-    assert in_order_of_names(downstream(lines)) == in_order_of_names(downstream(without))
 
 
 @given(LINES)
@@ -338,6 +302,15 @@ def test_nothing_is_invented_upstream(lines: Fields) -> None:
 )
 def test_answer_fields(lines: Fields, expected: Fields) -> None:
     assert in_order_of_names(downstream(lines)) == in_order_of_names(expected)
+
+
+@given(nominated(LINES))
+def test_nothing_nominated_reaches_the_client(case: tuple[Fields, frozenset[bytes]]) -> None:
+    """For any fields, what Connection names might as well not have been sent, whatever its spelling."""
+    lines, names = case
+    without = [line for line in lines if line[0].lower() not in names]
+
+    assert in_order_of_names(downstream(lines)) == in_order_of_names(downstream(without))
 
 
 @given(LINES)

@@ -1,0 +1,157 @@
+"""The process in the foreground: signals, reading the configuration again, and telling the world how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import signal
+import sys
+
+import structlog
+import uvloop
+
+from sidecar import __version__, sockets
+from sidecar.capabilities.model import Picture, status_of
+from sidecar.capabilities.wording import summary_of
+from sidecar.config import ConfigFaults, Settings, load, not_built_yet
+from sidecar.server import Running, start
+from sidecar.telemetry import logs
+from sidecar.telemetry.exchanges import Sink
+from sidecar.telemetry.systemd import Notifier
+
+_EXTEND_S = 5.0
+"""How often a drain asks systemd for more time, each time for twice as long."""
+
+
+def serve(settings: Settings) -> int:
+    """Runs until a signal. The exit code: 0, or 1 if it could not start."""
+    sink = logs.configure(settings.log.level, settings.log.format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, sink))
+
+
+async def _serve(settings: Settings, sink: Sink) -> int:
+    log = structlog.get_logger()
+    notifier = Notifier(os.environ)
+    signals = _Signals()  # before anybody is told that we listen: a service manager may stop us at once
+    try:
+        running = await start(settings, sink, handed=sockets.handed_sockets(os.environ))
+    except OSError as error:
+        sys.stderr.write(_why_not_started(settings, error) + "\n")
+        return 1
+    log.info("listening", url=running.url, gateway=settings.gateway.url, version=__version__)
+    _tell_changes(running, notifier)
+    for sentence in not_built_yet(settings):
+        log.warning("not_built_yet", message=sentence)
+    notifier.send(READY=1, STATUS=f"Listening on {running.url}")
+    notifier.keep_watchdog()
+    gc.collect()
+    gc.freeze()  # what exists now stays for good: full collections need not walk it
+
+    while not signals.first.is_set():
+        await signals.received.wait()
+        signals.received.clear()
+        if signals.reload_wanted:
+            signals.reload_wanted = False
+            settings = _reload(running, settings)
+
+    await _end(running, settings, signals, notifier)
+    return 0
+
+
+async def _end(running: Running, settings: Settings, signals: _Signals, notifier: Notifier) -> None:
+    log = structlog.get_logger()
+    grace_s = settings.shutdown.grace_s
+    log.info("draining", grace_s=grace_s, running=running.running_exchanges)
+    notifier.send(STOPPING=1, STATUS=f"Draining: {running.running_exchanges} running, {grace_s:g} s at most")
+    drain = asyncio.ensure_future(running.drain(grace_s))
+    hurry = asyncio.ensure_future(signals.second.wait())
+    while not (drain.done() or hurry.done()):
+        notifier.send(EXTEND_TIMEOUT_USEC=int(2e6 * _EXTEND_S))
+        await asyncio.wait((drain, hurry), timeout=_EXTEND_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in (drain, hurry):
+        task.cancel()
+    await asyncio.gather(drain, hurry, return_exceptions=True)
+    await running.stop()
+    notifier.end()
+    log.info("stopped")
+
+
+def _tell_changes(running: Running, notifier: Notifier) -> None:
+    """One line for each change of the status: a gateway that goes away is one line, not one for each request."""
+    said: list[str] = []
+
+    def tell(picture: Picture) -> None:
+        sentence = summary_of(picture)
+        if picture.probed_at is None or said == [sentence]:
+            return
+        said[:] = [sentence]
+        status = status_of(picture)
+        log = structlog.get_logger()
+        (log.warning if status == "disconnected" else log.info)(
+            "status", status=status, message=sentence, gateway=picture.gateway.kind
+        )
+        notifier.send(STATUS=f"{status.capitalize()}: {sentence}")
+
+    running.on_change(tell)
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for a drain, the second for an end. SIGHUP asks to read the settings again."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.received = asyncio.Event()
+        self.reload_wanted = False
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    def _stop(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+        self.received.set()
+
+    def _reload(self) -> None:
+        self.reload_wanted = True
+        self.received.set()
+
+
+def _reload(running: Running, settings: Settings) -> Settings:
+    """Reads the configuration again: tokens, origins, hosts, sources and log level. A faulty one changes nothing."""
+    log = structlog.get_logger()
+    try:
+        fresh = load(settings.source_file)
+    except ConfigFaults as error:
+        for fault in error.faults:
+            log.error("reload_refused", reason=fault)
+        return settings
+    running.use(fresh)
+    log = structlog.get_logger()
+    changed = [name for name in ("gateway", "listen") if _address(fresh, name) != _address(settings, name)]
+    if changed:
+        log.warning("restart_needed", message=f"A new address in {' and '.join(changed)} takes effect at a restart.")
+    log.info("reloaded")
+    return fresh
+
+
+def _address(settings: Settings, section: str) -> tuple[object, ...]:
+    if section == "gateway":
+        return (settings.gateway.url, settings.gateway.ca_file)
+    return (settings.listen.host, settings.listen.port, settings.listen.unix_socket)
+
+
+def _why_not_started(settings: Settings, error: OSError) -> str:
+    where, key = f"{settings.listen.host}:{settings.listen.port}", "listen.port to a free port"
+    if error.filename:
+        where, key = str(error.filename), "listen.unix_socket to a path that is free"
+    if error.errno == errno.EADDRINUSE:
+        return f"hermes-sidecar: {where} is taken by another program; stop it, or set {key}."
+    if error.errno == errno.EACCES:
+        return (
+            f"hermes-sidecar: no permission to listen on {where}; set {key.split()[0]} to one that this user may open."
+        )
+    return f"hermes-sidecar: cannot listen on {where}: {error.strerror or error}."

@@ -1,0 +1,168 @@
+"""A passive observer of an answer's payload: first token, gaps between events, usage. It returns nothing, so it can
+change nothing.
+
+Law: the counts are the same however the bytes are cut. Keep-alive comments are no events, and events without data are
+none either. Lines end with CRLF, CR or LF. Source: the HTML standard, server-sent events, 9.2.6.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import deque
+from typing import Protocol
+
+_TAIL_BYTES = 4096
+"""How much of the payload's end is kept to find `usage` in: the event that holds it, and `[DONE]` after it."""
+_TOKEN = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"\s*:\s*"[^"]')
+"""The beginning of a delta that says something; the first chunk of many servers has an empty one."""
+_TOKEN_OVERLAP_BYTES = 64
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_USAGE_NAMES = {
+    "prompt": ("prompt_tokens", "input_tokens"),
+    "completion": ("completion_tokens", "output_tokens"),
+}
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_LINE_START_BYTES = 5
+"""How much of an unfinished line is kept: enough to tell whether it is a data line."""
+
+
+class Gaps(Protocol):
+    """Where the gaps between events go."""
+
+    def observe(self, seconds: float, times: int = 1) -> None: ...
+
+
+class PayloadObserver:
+    """Keeps an answer's end, to read its `usage`."""
+
+    __slots__ = ("_tail", "_tail_bytes")
+
+    def __init__(self) -> None:
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+
+    def saw(self, payload: bytes) -> None:
+        """Some of the payload passed."""
+        tail = self._tail
+        tail.append(payload)
+        self._tail_bytes += len(payload)
+        while self._tail_bytes - len(tail[0]) >= _TAIL_BYTES:
+            self._tail_bytes -= len(tail.popleft())
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Token counts by type (`prompt`, `completion`), where the answer told them."""
+        text = b"".join(self._tail)[-2 * _TAIL_BYTES :]
+        starts = [match.end() - 1 for match in _USAGE.finditer(text)]
+        for start in reversed(starts):
+            try:
+                counts, _ = json.JSONDecoder().raw_decode(text[start:].decode("utf-8", "replace"))
+            except ValueError:
+                continue
+            return _counts(counts)
+        return {}
+
+
+class StreamObserver(PayloadObserver):
+    """Observes a stream of events."""
+
+    __slots__ = (
+        "_before_token",
+        "_block_has_data",
+        "_gaps",
+        "_last_event_at",
+        "_line_start",
+        "_skips_lf",
+        "events",
+        "first_token_at",
+    )
+
+    def __init__(self, gaps: Gaps) -> None:
+        super().__init__()
+        self._gaps = gaps
+        self._line_start = b""
+        self._block_has_data = False
+        self._skips_lf = False
+        self._last_event_at = 0.0
+        self._before_token: bytes | None = b""
+        self.events = 0
+        self.first_token_at: float | None = None
+        """On the monotonic clock."""
+
+    def saw(self, payload: bytes) -> None:
+        tail = self._tail
+        tail.append(payload)
+        self._tail_bytes += len(payload)
+        while self._tail_bytes - len(tail[0]) >= _TAIL_BYTES:
+            self._tail_bytes -= len(tail.popleft())
+        ended = self._ended_events(payload)
+        if not ended and self.first_token_at is not None:
+            return
+        now = time.monotonic()
+        if self._before_token is not None:
+            self._look_for_token(payload, now)
+        if ended:
+            if self.events:
+                self._gaps.observe(now - self._last_event_at)
+                if ended > 1:
+                    self._gaps.observe(0.0, ended - 1)
+            elif ended > 1:
+                self._gaps.observe(0.0, ended - 1)
+            self.events += ended
+            self._last_event_at = now
+
+    def _look_for_token(self, payload: bytes, now: float) -> None:
+        assert self._before_token is not None
+        text = self._before_token + payload
+        if _TOKEN.search(text) is not None:
+            self.first_token_at = now
+            self._before_token = None
+        else:
+            self._before_token = text[-_TOKEN_OVERLAP_BYTES:]
+
+    def _ended_events(self, payload: bytes) -> int:
+        """How many events with data end in this payload."""
+        if not self._line_start and not self._block_has_data and not self._skips_lf and payload.endswith(b"\n\n"):
+            # The usual piece: whole events of one data line each, so that counting will do.
+            ends = payload.count(b"\n\n")
+            is_plain = payload.startswith(b"data:") and payload.count(b"\n") == 2 * ends
+            if is_plain and b"\r" not in payload and (ends == 1 or payload.count(b"\n\ndata:") == ends - 1):
+                return ends
+        return self._ended_events_by_line(payload)
+
+    def _ended_events_by_line(self, payload: bytes) -> int:
+        if not payload:
+            return 0
+        if self._skips_lf and payload[:1] == b"\n":
+            payload = payload[1:]
+        self._skips_lf = payload.endswith(b"\r")
+        lines = _LINE_END.split(payload)
+        lines[0] = self._line_start + lines[0]
+        self._line_start = lines.pop()[:_LINE_START_BYTES]
+        ended = 0
+        for line in lines:
+            if line:
+                if line[:5] in (b"data:", b"data"):
+                    self._block_has_data = True
+            elif self._block_has_data:
+                ended += 1
+                self._block_has_data = False
+        return ended
+
+
+def _counts(usage: object) -> dict[str, int]:
+    if not isinstance(usage, dict):
+        return {}
+    found = {}
+    for kind, names in (
+        ("prompt", ("prompt_tokens", "input_tokens")),
+        ("completion", ("completion_tokens", "output_tokens")),
+    ):
+        for name in names:
+            value = usage.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12:
+                found[kind] = value
+                break
+    return found
