@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from dataclasses import dataclass, field, replace
@@ -10,20 +11,23 @@ from dataclasses import dataclass, field, replace
 from aiohttp import web
 
 from sidecar.capabilities.asking import Place
-from sidecar.capabilities.model import DashboardFacts, Picture
+from sidecar.capabilities.model import NOT_ASKED, DashboardFacts, GatewayFacts, Picture
 from sidecar.capabilities.monitor import Monitor
 from sidecar.capabilities.observed import Observed
 from sidecar.capabilities.probes import probe_dashboard, probe_gateway, read_dashboard_token
 from sidecar.capabilities.wording import filled_families, missing_families
-from sidecar.config import Settings
+from sidecar.config import ConditionSettings, Settings, SourceSettings
 from sidecar.config.addresses import BaseUrl
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy
 from sidecar.relay.admission import ROUTE_NAMES, DashboardRules, Destination, Families, Rules
 from sidecar.relay.handler import Limits, Relay
 from sidecar.relay.pool import Pool, tcp_connector
+from sidecar.relay.wire import Fields
+from sidecar.sessions.lineage import Lineage
 from sidecar.sessions.mapping import MappingPolicy
-from sidecar.sessions.sources import HeaderSource
+from sidecar.sessions.sources import BodySource, HeaderSource, PromptCondition, Source
+from sidecar.sessions.store import open_store
 from sidecar.surface import inprocess, pages
 from sidecar.telemetry.exchanges import ExchangeLog, Sink
 from sidecar.telemetry.metrics import Activity, Metrics
@@ -51,7 +55,7 @@ class Upstreams:
 
     async def probe(self) -> Picture:
         """Asks both what they are and can do."""
-        gateway, dashboard = await asyncio.gather(probe_gateway(self._gateway_place), self._probe_dashboard())
+        gateway, dashboard = await asyncio.gather(probe_gateway(self.gateway_place), self._probe_dashboard())
         self._gateway_probes.drop_idle()
         if self._gateway_probes.is_known_to_answer_again:
             self.gateway.answers_again()
@@ -75,7 +79,7 @@ class Upstreams:
         return DashboardFacts() if place is None else await probe_dashboard(place, self._settings.dashboard.url)
 
     @property
-    def _gateway_place(self) -> Place:
+    def gateway_place(self) -> Place:
         base, token = self._settings.gateway.base, self._settings.gateway.token
         credentials = [(b"Authorization", b"Bearer " + token.get_secret_value().encode())] if token else []
         return Place(self._gateway_probes, base.netloc, base.path_prefix, self._settings.probe.timeout_s, credentials)
@@ -121,6 +125,8 @@ class Backend:
         self._upstreams = upstreams
         self._monitor = monitor
         self._dashboard_token: bytes | None = None
+        self._last_seen = GatewayFacts()
+        """What the gateway was when it last answered: one that restarts is still the same."""
         self._renewing: asyncio.Task[bytes | None] | None = None
         self.relay: Relay
         monitor.on_change(self._heard)
@@ -141,27 +147,38 @@ class Backend:
         self._settings = settings
         self._upstreams.use(settings)
         self._set_rules()
+        self._monitor.wake()  # with a new key there may be more to see
 
-    async def renew_dashboard_token(self) -> bool:
-        if self._renewing is None:
-            self._renewing = asyncio.get_running_loop().create_task(self._upstreams.read_dashboard_token())
-        try:
-            token = await asyncio.shield(self._renewing)
-        finally:
-            self._renewing = None
-        is_new = token is not None and token != self._dashboard_token
-        if is_new:
-            self._dashboard_token = token
-            self._set_rules()
-        return is_new
+    def check_lineage(self, sent_id: bytes, credentials: Fields) -> None:
+        picture = self._monitor.picture
+        sessions = picture.gateway.findings.get("sessions", NOT_ASKED).available
+        # Without a key of its own the sidecar cannot have seen that hermes-agent keeps sessions; the turn's key can.
+        if sessions is True or (sessions is None and picture.gateway.kind == "hermes-agent"):
+            self.relay.lineage.check(sent_id, self._upstreams.gateway_place, credentials)
+
+    async def renew_dashboard_token(self, refused: bytes | None) -> bool:
+        if self._dashboard_token == refused:  # else somebody who was refused earlier has fetched the new one
+            if self._renewing is None:
+                self._renewing = asyncio.get_running_loop().create_task(self._upstreams.read_dashboard_token())
+            try:
+                token = await asyncio.shield(self._renewing)
+            finally:
+                self._renewing = None
+            if token is not None and token != self._dashboard_token:
+                self._dashboard_token = token
+                self._set_rules()
+        return self._dashboard_token != refused
 
     def _heard(self, picture: Picture) -> None:
         self._dashboard_token = picture.dashboard.token or self._dashboard_token
+        if picture.gateway.failure is None:
+            self._last_seen = picture.gateway
         self._set_rules()
 
     def _set_rules(self) -> None:
         old = self.relay.rules
-        new = rules(self._settings, self._monitor.picture, self._dashboard_token)
+        picture = replace(self._monitor.picture, gateway=self._last_seen)
+        new = rules(self._settings, picture, self._dashboard_token)
         dashboard = new.dashboard
         if dashboard is not None and old.dashboard is not None:
             dashboard = replace(dashboard, netloc=old.dashboard.netloc, prefix=old.dashboard.prefix)
@@ -201,6 +218,7 @@ class App:
         if self._pace_timer is not None:
             self._pace_timer.cancel()
         await self.monitor.stop()
+        await self.relay.lineage.close()
         await self.upstreams.close()
         await self.relay.pools["own"].close()
         await self.pages.cleanup()
@@ -249,8 +267,17 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
         connections=min(listen.max_connections, connections_at_most),
     )
     first_rules = rules(settings, monitor.picture, None)
+    store = open_store(settings.store.url, workers=listen.workers, environ=os.environ)
+    await store.open()
+    lineage = Lineage(
+        store,
+        is_on=settings.session.follow_rotation,
+        on_rotation=metrics.rotated,
+        on_store_error=metrics.store_failed,
+        on_failure=log.failed,
+    )
     relay = backend.relay = Relay(
-        first_rules, pools, backend, log, metrics.gaps, limits, settings.gateway.idle_timeout_s
+        first_rules, pools, backend, lineage, log, metrics.gaps, limits, settings.gateway.idle_timeout_s
     )
     metrics.activity = lambda: _activity(relay)
     metrics.picture = lambda: monitor.picture
@@ -271,11 +298,6 @@ def _activity(relay: Relay) -> Activity:
 def rules(settings: Settings, picture: Picture, dashboard_token: bytes | None) -> Rules:
     """What the settings and the backend say about every request, as frozen bytes."""
     listen, gateway, session = settings.listen, settings.gateway, settings.session
-    sources = [
-        HeaderSource(source.header.lower().encode(), source.prefix.encode())
-        for source in session.sources
-        if source.header is not None
-    ]
     tokens = [(token.name, token.token) for token in listen.client_tokens] if listen.client_tokens else None
     forwards_key = session.forward_key == "always" or (
         session.forward_key == "auto" and picture.gateway.forwards_session_key
@@ -292,15 +314,17 @@ def rules(settings: Settings, picture: Picture, dashboard_token: bytes | None) -
             listen.host, [*listen.allowed_hosts, *filter(None, [settings.admin.host])], listen.allowed_origins
         ),
         mapping=MappingPolicy(
-            sources=tuple(sources),
-            skip_when=tuple(condition.header.lower().encode() for condition in session.skip_when),
+            sources=tuple(_source(source) for source in session.sources),
+            skip_when=tuple(_condition(condition) for condition in session.skip_when),
             forward_key="always" if forwards_key else "never",
+            inject_body=session.inject_body,
         ),
         credentials=CredentialPolicy.of(
             gateway.token.get_secret_value().encode() if gateway.token else None,
             tokens,
             isolate=listen.isolate_clients,
         ),
+        body_limit_bytes=session.body_limit_bytes,
         families=Families(
             is_known=picture.probed_at is not None,
             filled=filled_families(picture),
@@ -308,3 +332,18 @@ def rules(settings: Settings, picture: Picture, dashboard_token: bytes | None) -
         ),
         dashboard=dashboard,
     )
+
+
+def _source(source: SourceSettings) -> Source:
+    prefix = source.prefix.encode()
+    if source.header is not None:
+        return HeaderSource(source.header.lower().encode(), prefix)
+    assert source.body is not None
+    return BodySource(tuple(source.body.split(".")), prefix)
+
+
+def _condition(condition: ConditionSettings) -> bytes | PromptCondition:
+    if condition.header is not None:
+        return condition.header.lower().encode()
+    assert condition.prompt is not None
+    return PromptCondition(condition.prompt)

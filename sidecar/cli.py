@@ -105,6 +105,19 @@ def check(context: typer.Context, config: ConfigOption = None) -> int:
 
 
 @app.command()
+def probe(
+    context: typer.Context,
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document that /capabilities answers.")] = False,
+) -> int:
+    """Ask the backend once what it can do, and what would unlock the rest. Costs no token; 0 if chat is usable."""
+    settings = _settings(context, config)
+    from sidecar import commands
+
+    return commands.probe(settings, as_json=as_json)
+
+
+@app.command()
 def verify(context: typer.Context, config: ConfigOption = None) -> int:
     """Prove on the real chat path that two turns of one conversation land in one session.
 

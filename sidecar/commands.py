@@ -1,20 +1,26 @@
-"""What `verify` and `demo` do: a sidecar found or started, the proof run on it, everything told in plain lines."""
+"""What `probe`, `verify` and `demo` do: a backend asked, a sidecar found or started, all of it told in plain lines."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import aiohttp
 import uvloop
 
+from sidecar.app import Upstreams
+from sidecar.capabilities.model import is_chat_usable
+from sidecar.capabilities.report import document
 from sidecar.config import AdminSettings, DashboardSettings, GatewaySettings, LogSettings, Settings, StoreSettings
 from sidecar.demo.gateway import DemoGateway
 from sidecar.server import Running, start
+from sidecar.surface.terminal import print_capabilities
 from sidecar.verify import verify as prove
 
 LOOK_LIMIT_S = 2.0  # /healthz is answered from memory; who takes longer is no sidecar worth asking
@@ -24,6 +30,11 @@ OK, FAILED, INTERRUPTED = 0, 1, 130  # 130: 128 + SIGINT, as shells have it
 def verify(settings: Settings) -> int:
     """Prove continuity through the sidecar that runs at the configured address, or through a temporary one."""
     return _run(_verify(settings))
+
+
+def probe(settings: Settings, *, as_json: bool) -> int:
+    """Ask the gateway and the dashboard once, directly, what they can do. OK if chat is usable."""
+    return _run(_probe(settings, as_json=as_json))
 
 
 def demo(settings: Settings, *, once: bool) -> int:
@@ -43,6 +54,21 @@ async def _verify(settings: Settings) -> int:
         return await _proof(_url(local.listen.host, running.port), local)
     finally:
         await running.stop()
+
+
+async def _probe(settings: Settings, *, as_json: bool) -> int:
+    started_at = time.time()
+    upstreams = Upstreams(settings)
+    try:
+        picture = await upstreams.probe()
+    finally:
+        await upstreams.close()
+    found = document(picture, settings.gateway.url, started_at)
+    if as_json:
+        _say(json.dumps(found, indent=2))
+    else:
+        print_capabilities(found, sys.stdout)
+    return OK if is_chat_usable(picture) else FAILED
 
 
 async def _demo(settings: Settings, *, once: bool) -> int:

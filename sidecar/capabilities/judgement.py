@@ -274,8 +274,10 @@ def reads_images(models: Answer) -> bool | None:
             verdict = bool(verdict) or "image" in modalities
         elif model.get("type") in ("vlm", "llm"):  # LM Studio, /api/v0/models
             verdict = bool(verdict) or model["type"] == "vlm"
-        elif isinstance(model.get("supports_vision"), bool):  # LiteLLM, /model_group/info
-            verdict = bool(verdict) or model["supports_vision"]
+        elif (
+            model.get("supports_vision") is True
+        ):  # LiteLLM, /model_group/info; its False means "not in my list" as well
+            verdict = True
     return verdict
 
 

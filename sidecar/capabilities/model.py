@@ -92,10 +92,13 @@ class Picture:
     def finding(self, name: str) -> Finding:
         """What holds for the client: the gateway's own, or the dashboard's where it fills in."""
         own = self.gateway.findings.get(name, NOT_ASKED)
-        if name not in ENHANCED or own.available is True:
-            return own
-        filled = self.dashboard.findings.get(name, NOT_ASKED)
-        return filled if filled.available is True and name in self.fill else own
+        return self.dashboard.findings[name] if own.available is not True and self.is_filled(name) else own
+
+    def is_filled(self, family: str) -> bool:
+        """Whether the dashboard serves `/api/<family>` in the gateway's place."""
+        own = self.gateway.findings.get(family, NOT_ASKED)
+        is_lacking = own.available is False or (family == "skills" and self.gateway.has_api_skills is False)
+        return is_lacking and family in self.fill and self.dashboard.findings.get(family, NOT_ASKED).available is True
 
 
 def undated(picture: Picture) -> Picture:

@@ -77,6 +77,10 @@ class Monitor:
         if is_chat_usable(self.picture):
             self._wake.set()
 
+    def wake(self) -> None:
+        """Something has changed: look now."""
+        self._wake.set()
+
     async def refresh(self) -> Picture:
         """Probes now, or joins the probe that is running."""
         if self._running is None:

@@ -45,7 +45,7 @@ async def probe_gateway(place: Place) -> GatewayFacts:
         return _unreachable(control)
     models = await ask(place, "/v1/models")
     answers = await _ask_all(
-        place, f"/api{nowhere}", "/v1/capabilities", _CHAT, "/health/liveliness", "/", "/v1/skills",
+        place, f"/api{nowhere}", "/v1/capabilities", _CHAT, "/health/liveliness", "/",
         *(f"/api/{family}" for family in ENHANCED),
     )  # fmt: skip
     api_control, liveliness, front = answers[f"/api{nowhere}"], answers["/health/liveliness"], answers["/"]
@@ -61,9 +61,10 @@ async def probe_gateway(place: Place) -> GatewayFacts:
 
     findings = {name: judge_family(name, answers[f"/api/{name}"], api_control) for name in ENHANCED}
     has_api_skills = findings["skills"].available
-    below_v1 = judge_family("skills", answers["/v1/skills"], control)
-    if has_api_skills is not True and (below_v1.available is True or below_v1.cause is Cause.CREDENTIALS):
-        findings["skills"] = below_v1
+    if has_api_skills is not True and identity.kind == "hermes-agent":  # LiteLLM's /v1/skills asks its providers
+        below_v1 = judge_family("skills", await ask(place, "/v1/skills"), control)
+        if below_v1.available is True or below_v1.cause is Cause.CREDENTIALS:
+            findings["skills"] = below_v1
     findings["models"] = judge_models(models, control)
     chat_declared = bool(features and features.get("chat_completions"))
     findings["chatCompletions"] = judge_chat(answers[_CHAT], control, findings["models"], is_declared=chat_declared)

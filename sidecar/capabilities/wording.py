@@ -59,6 +59,8 @@ def message_of(name: str, finding: Finding) -> str:
     """What a person should know about one capability."""
     if finding.available is None:
         return _UNKNOWN[name]
+    if name == "health" and finding.available is False and finding.cause is not Cause.NO_ROUTE:
+        return "The backend says that it is not well." if finding.http_status else "The backend does not answer."
     return (_PRESENT if finding.available else _MISSING)[name]
 
 
@@ -71,21 +73,20 @@ def summary_of(picture: Picture) -> str:
         return picture.gateway.trouble or "No usable chat: the gateway does not answer as a chat backend does."
     if status == "enhanced":
         return "Connected with everything: chat, session history, skills, memory, config and scheduled jobs."
+    locked = [name for name in ENHANCED if picture.finding(name).cause is Cause.CREDENTIALS]
+    asks_for_key = f"the backend asks for a key before it shows {_listed(locked)}" if locked else ""
     if status == "connected":
-        unknown = [name for name in ENHANCED if picture.finding(name).cause is Cause.CREDENTIALS]
-        if unknown:
-            return (
-                "Connected in portable mode. Chat works; the backend asks for a key before it shows "
-                f"{_listed(unknown)}."
-            )
-        return "Connected in portable mode. Chat works; advanced workspace tools are unavailable."
+        rest = asks_for_key or "advanced workspace tools are unavailable"
+        return f"Connected in portable mode. Chat works; {rest}."
     if status == "partial":
         missing = [name for name in ENHANCED if picture.finding(name).available is False]
-        unknown = [name for name in ENHANCED if picture.finding(name).available is None]
+        unknown = [name for name in ENHANCED if picture.finding(name).available is None and name not in locked]
         parts = ["Chat works"]
         if missing:
             are = "is" if len(missing) == 1 and missing[0] in _SINGULAR else "are"
             parts.append(f"{_listed(missing)} {are} not available on this backend")
+        if locked:
+            parts.append(asks_for_key)
         if unknown:
             parts.append(f"whether it has {_listed(unknown)} is not known yet")
         return "; ".join(parts) + "."
@@ -145,12 +146,11 @@ def missing_families(picture: Picture) -> dict[str, tuple[str, str]]:
     missing = {}
     for name in ENHANCED:
         own = picture.gateway.findings.get(name, NOT_ASKED)
-        if name in filled_families(picture) or picture.gateway.reachable is not True:
+        if picture.gateway.reachable is not True or picture.is_filled(name):
             continue
         if own.available is False:
-            hint = unlock_of(name, picture) or "Chat works without it."
-            missing[name] = (message_of(name, own), hint)
-        elif name == "skills" and own.available is True and picture.gateway.has_api_skills is False:
+            missing[name] = (message_of(name, own), unlock_of(name, picture) or "Chat works without it.")
+        elif name == "skills" and picture.gateway.has_api_skills is False:
             hint = "Ask for /v1/skills, or set dashboard.url: the dashboard serves /api/skills."
             missing[name] = ("This gateway serves its skills at /v1/skills, not at /api/skills.", hint)
     return missing
@@ -158,12 +158,4 @@ def missing_families(picture: Picture) -> dict[str, tuple[str, str]]:
 
 def filled_families(picture: Picture) -> frozenset[str]:
     """The families that the dashboard serves in the gateway's place."""
-
-    def is_lacking(name: str) -> bool:
-        own = picture.gateway.findings.get(name, NOT_ASKED)
-        return own.available is False or (name == "skills" and picture.gateway.has_api_skills is False)
-
-    dashboard = picture.dashboard.findings
-    return frozenset(
-        name for name in picture.fill if is_lacking(name) and dashboard.get(name, NOT_ASKED).available is True
-    )
+    return frozenset(name for name in ENHANCED if picture.is_filled(name))

@@ -133,9 +133,16 @@ class SourceSettings(_Section):
 
 
 class ConditionSettings(_Section):
-    """A header whose non-empty value marks a side task."""
+    """What marks a side task: a header with a non-empty value, or how the last message begins."""
 
-    header: Annotated[str, AfterValidator(rules.condition_header)]
+    header: Annotated[str, AfterValidator(rules.condition_header)] | None = None
+    prompt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _one_mark(self) -> ConditionSettings:
+        if (self.header is None) == (self.prompt is None):
+            raise ValueError("must name either a header or the beginning of a prompt")
+        return self
 
 
 def _distinct_sources(sources: tuple[SourceSettings, ...]) -> tuple[SourceSettings, ...]:

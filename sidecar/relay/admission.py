@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +20,8 @@ from sidecar.guard.isolation import check_scope
 from sidecar.relay import fields, wire
 from sidecar.relay.fields import Watched
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, WireError
-from sidecar.sessions.mapping import MappingPolicy, decide
+from sidecar.sessions.mapping import Decision, MappingPolicy, decide, injection
+from sidecar.sessions.sources import document_of, with_field
 
 OWN_PATHS = frozenset(
     (b"/capabilities", b"/capabilities/events", b"/capabilities/refresh", b"/metrics", b"/healthz", b"/readyz")
@@ -50,6 +51,7 @@ ROUTE_NAMES = (*ROUTES.values(), *FAMILIES, "dashboard", "own", "other", "none")
 _FAMILY_PATH = re.compile(rb"/api/(?:%b)(?:/|$)" % "|".join(FAMILIES).encode())
 _FAMILY = re.compile(rb"/(?:api|v1)/(%b)(?:/|$)" % "|".join(FAMILIES).encode())
 
+_BODY_ROUTES = ("chat_completions", "responses", "runs")
 SAFE_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 
@@ -98,6 +100,8 @@ class Rules:
     door: DoorPolicy
     mapping: MappingPolicy
     credentials: CredentialPolicy
+    body_limit_bytes: int = 1_048_576
+    """Longest body that is read for a session's sake."""
     families: Families = Families()
     dashboard: DashboardRules | None = None
     watched_names: frozenset[bytes] = field(init=False)
@@ -113,6 +117,8 @@ class Request:
         "answer_fields",
         "body",
         "cors",
+        "credentials",
+        "dashboard_token",
         "destination",
         "expects_continue",
         "head",
@@ -120,14 +126,19 @@ class Request:
         "is_http_1_0",
         "is_preflight",
         "is_safe",
+        "is_unread",
         "is_upgrade",
         "listener",
         "method",
+        "new_body",
         "request_id",
         "route",
+        "sent_id",
         "session_id",
         "source",
+        "traceparent",
         "waits_for_probe",
+        "wants_body",
         "wants_close",
     )
 
@@ -146,27 +157,58 @@ class Request:
         self.is_upgrade = False
         self.is_preflight = False
         self.expects_continue = False
+        self.credentials: Fields = []
+        """What the gateway is shown."""
+        self.dashboard_token: bytes | None = None
         self.cors: tuple[Field, ...] = ()
         """What the answer tells a browser; empty for programs."""
         self.answer_fields: Fields = []
         """What the answer gives back to the client."""
+        self.sent_id: bytes | None = None
+        """The id that goes upstream, which is the session's newest."""
         self.is_derived = False
+        self.wants_body = False
+        """The session depends on the body, which has not been read."""
+        self.is_unread = False
+        """Its body might have named the session, but was too long or of another kind."""
+        self.new_body: bytes | None = None
+        """What takes the body's place."""
         self.source = "none"
         """Where the session id came from."""
         self.session_id: bytes | None = None
         self.route = "none"
         """What is asked for, from a closed list: logs and metrics never see a path."""
         self.request_id = b""
+        self.traceparent: bytes | None = None
+        """The client's own, which passes on and stands in the log line. Source: W3C, Trace Context."""
         self.head = b""
         """The head as the upstream gets it."""
+
+    @property
+    def may_rotate(self) -> bool:
+        """Whether its answer can tell that its session goes on under another id: only the chat route's does."""
+        return self.route == "chat_completions"
 
     @property
     def is_own(self) -> bool:
         return self.destination == "own"
 
 
-def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_draining: bool) -> None:
-    """Fills `request` in. Raises a Fault: nothing has gone upstream then, and nothing may."""
+def admit(
+    request: Request,
+    head: RequestHead,
+    rules: Rules,
+    *,
+    peer: bytes,
+    is_draining: bool,
+    newest: Callable[[bytes], bytes] = lambda session_id: session_id,
+    body: bytes | None = None,
+) -> None:
+    """Fills `request` in. Raises a Fault: nothing has gone upstream then, and nothing may.
+
+    `newest` tells under which id a session was continued. Where `request.wants_body` comes out true, the session
+    depends on the body: call again with the whole of it, or with b"" if it is too long to be read.
+    """
     method, target, minor, lines = head
     passing, watched = fields.sort_out(lines, rules.watched_names)
     options = fields.connection_options(watched)
@@ -187,12 +229,13 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
         request.answer_fields = preflight_fields(watched)
         return
     authorization = watched.get(b"authorization", [])
-    client = rules.credentials.admit(authorization, is_open=path == OPEN_PATH)
+    client = rules.credentials.admit(authorization, is_open=request.is_own and path == OPEN_PATH)
     if is_draining and not request.is_own:
         raise faults.draining()
 
     added = _framing_fields(request, options, watched, minor)
     request.request_id = _request_id(watched, added)
+    request.traceparent = watched[b"traceparent"][0][1] if b"traceparent" in watched else None
     request.is_safe = request.body == 0 and method in SAFE_METHODS and not request.is_upgrade
     if b"expect" in watched and minor >= 1:
         if any(value.lower() != b"100-continue" for value in fields.values(watched, b"expect")):
@@ -211,16 +254,45 @@ def admit(request: Request, head: RequestHead, rules: Rules, *, peer: bytes, is_
         target = _dashboard_target(request, target, rules.dashboard, watched, passing, added, rules.credentials)
     else:
         netloc = rules.gateway_netloc
-        decision = decide(watched, rules.mapping, client.namespace)
-        request.session_id, request.source, request.is_derived = decision.session_id, decision.source, decision.derived
+        decision = _decide(request, watched, rules, client.namespace, body, newest)
+        request.session_id, request.sent_id = decision.session_id, decision.sent_id
+        request.source, request.is_derived = decision.source, decision.derived
         request.answer_fields = list(decision.given_back)
         added += [line for line in decision.added if line[0].lower() not in options & _ROUTE_KEYS]
-        added += rules.credentials.to_upstream(authorization)
+        request.credentials = rules.credentials.to_upstream(authorization)
+        added += request.credentials
         if target != b"*":
             target = rules.gateway_prefix + target
+    if request.new_body is not None:
+        added = [line for line in added if line[0] not in (b"Content-Length", b"Transfer-Encoding")]
+        added.append((b"Content-Length", b"%d" % len(request.new_body)))
     upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
     start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, netloc)
     request.head = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields]) + b"\r\n"
+
+
+def _decide(
+    request: Request,
+    watched: Watched,
+    rules: Rules,
+    namespace: bytes,
+    body: bytes | None,
+    newest: Callable[[bytes], bytes],
+) -> Decision:
+    """The mapping's decision. Marks a request whose body has to be read first, and gives it its new body if due."""
+    policy = rules.mapping
+    may_read = request.method == b"POST" and request.body != 0 and request.route in _BODY_ROUTES
+    may_read = may_read and b"content-encoding" not in watched and request.body <= rules.body_limit_bytes
+    document = None if body is None and may_read else document_of(body or b"")
+    decision = decide(watched, policy, namespace, document=document, newest=newest)
+    injects = policy.inject_body and request.route in ("runs", "responses") and may_read
+    request.wants_body = decision.needs_body or (injects and body is None and decision.session_id is not None)
+    request.is_unread = not may_read and request.body != 0 and decision.source == "none" and policy.reads_bodies
+    if injects and body and document:
+        field_and_id = injection(request.route, document, decision.sent_id)
+        if field_and_id is not None:
+            request.new_body = with_field(body, *field_and_id)
+    return decision
 
 
 def _set_destination(request: Request, path: bytes, rules: Rules) -> None:
@@ -255,6 +327,7 @@ def _dashboard_target(
         rest = target[len(dashboard.mount) :]
         return dashboard.prefix + (rest if rest[:1] == b"/" else b"/" + rest)
     passing[:] = [line for line in passing if line[0].lower() not in (b"cookie", b"x-hermes-session-token")]
+    request.dashboard_token = dashboard.token
     if dashboard.token is not None:
         added.append((b"X-Hermes-Session-Token", dashboard.token))
     if request.route == "jobs":

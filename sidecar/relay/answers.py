@@ -17,8 +17,8 @@ def head_bytes(status: int, reason: bytes, lines: Fields) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, reason) + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
 
 
-def relayed_head(request: Request, head: ResponseHead, body: int, *, close: bool) -> bytes:
-    """The upstream's head as the client gets it, with `body` as its framing."""
+def relayed_head(request: Request, head: ResponseHead, body: int, *, close: bool) -> tuple[bytes, bytes | None]:
+    """The upstream's head as the client gets it, with `body` as its framing; and the session id that it names."""
     lines, watched = fields.to_downstream(head.fields)
     if body == CHUNKED:
         if not request.is_http_1_0:
@@ -27,7 +27,9 @@ def relayed_head(request: Request, head: ResponseHead, body: int, *, close: bool
         lines.append(watched[b"content-length"][0])
     if close:
         lines.append((b"Connection", b"close"))
-    return head_bytes(head.status, head.reason, _finish(request, lines, watched))
+    named = watched.get(fields.SESSION_IDS[0])
+    text = head_bytes(head.status, head.reason, _finish(request, lines, watched))
+    return text, named[0][1] if named else None
 
 
 def upgraded_head(request: Request, head: ResponseHead) -> bytes:

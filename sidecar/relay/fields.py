@@ -33,6 +33,7 @@ REQUEST_WATCHED = HOP_BY_HOP | frozenset(
     (
         b"host",
         b"content-length",
+        b"content-encoding",
         b"expect",
         b"origin",
         b"access-control-request-method",
@@ -47,6 +48,7 @@ REQUEST_WATCHED = HOP_BY_HOP | frozenset(
         b"x-forwarded-proto",
         b"x-forwarded-host",
         b"x-request-id",
+        b"traceparent",
         *SESSION_IDS,
         *ROUTE_KEYS,
         *FRIENDLY_IDS,

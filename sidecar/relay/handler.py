@@ -25,7 +25,8 @@ from sidecar.relay.pool import Pool
 from sidecar.relay.stream import Gaps, PayloadObserver, StreamObserver
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Upstream
-from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
+from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, ChunkedBody, Fields, RequestHead, ResponseHead
+from sidecar.sessions.lineage import Lineage
 from sidecar.telemetry.exchanges import End, ExchangeLog, ExchangeRecord
 
 _FIRST_PROBE_S = 5.0
@@ -65,8 +66,11 @@ class Backend(Protocol):
     def trouble(self) -> None:
         """The gateway could not be used."""
 
-    async def renew_dashboard_token(self) -> bool:
-        """The dashboard refused its token. Whether there is a new one now, in the relay's rules."""
+    def check_lineage(self, sent_id: bytes, credentials: Fields) -> None:
+        """A streamed turn has its answer: its session may have gone on under another id."""
+
+    async def renew_dashboard_token(self, refused: bytes | None) -> bool:
+        """The dashboard refused a token. Whether there is another one now, in the relay's rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class Relay:
     rules: Rules
     pools: Mapping[Destination, Pool]
     backend: Backend
+    lineage: Lineage
     log: ExchangeLog
     gaps: Gaps
     limits: Limits
@@ -120,6 +125,7 @@ class Exchange:
         "_held_bytes",
         "_is_over",
         "_looks_for_image",
+        "_more_held",
         "_observer",
         "_pool",
         "_relay",
@@ -144,6 +150,7 @@ class Exchange:
         self._connecting: asyncio.Task[None] | None = None
         self._held_back: list[bytes] = []
         self._held_bytes = 0
+        self._more_held = asyncio.Event()
         self._request_is_over = False
         self._answer_status = 0
         self._answer_framing = 0
@@ -174,7 +181,14 @@ class Exchange:
         request, relay = self.request, self._relay
         relay.exchanges.add(self)
         try:
-            admit(request, self._head, relay.rules, peer=self._client.peer, is_draining=relay.is_draining)
+            admit(
+                request,
+                self._head,
+                relay.rules,
+                peer=self._client.peer,
+                is_draining=relay.is_draining,
+                newest=relay.lineage.newest,
+            )
             refusal = None
         except Fault as fault:
             refusal = fault
@@ -195,36 +209,74 @@ class Exchange:
     def ask(self) -> None:
         if self.request.expects_continue and not self._held_back:
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if self.request.waits_for_probe:
-            self._connecting = asyncio.get_running_loop().create_task(self._ask_when_known())
-        else:
+        request = self.request
+        session_id = request.session_id
+        is_settled = session_id is None or self._relay.lineage.is_settled(session_id)
+        if is_settled and not request.waits_for_probe and not request.wants_body:
             self._ask()
+        else:
+            self._connecting = asyncio.get_running_loop().create_task(self._prepare())
 
-    async def _ask_when_known(self) -> None:
-        """Asks once the first probe has ended: only then is it known who serves this family, if anybody does."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_PROBE_S):
-                await self._relay.backend.known.wait()
-        self._admit_again()
+    async def _prepare(self) -> None:
+        """Waits for what the request depends on: who serves its family, its body, where its session went on."""
+        request, relay = self.request, self._relay
+        if request.waits_for_probe:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_PROBE_S):
+                    await relay.backend.known.wait()
+        body = await self._whole_body() if request.wants_body else None
+        try:
+            self._admit_again(body)
+            session_id = request.session_id
+            if session_id is not None and not relay.lineage.is_settled(session_id):
+                await relay.lineage.settle(session_id)
+                self._admit_again(body)
+        except Fault as fault:
+            self._connecting = None
+            self._refuse(fault)
+            return
+        if request.new_body is not None:
+            self._held_back = [request.new_body]
+        self._connecting = None
+        self._ask()
+
+    async def _whole_body(self) -> bytes:
+        """The body's payload once all of it is held; b"" if it is longer than may be read."""
+        limit = self._relay.rules.body_limit_bytes
+        while not self._request_is_over:
+            if self._held_bytes > limit:
+                return b""
+            self._more_held.clear()
+            await self._more_held.wait()
+        held = b"".join(self._held_back)
+        payload = ChunkedBody(bare=True).feed(held) if self.request.body == CHUNKED else held
+        return payload if len(payload) <= limit else b""
 
     async def _ask_with_new_token(self) -> None:
-        if await self._relay.backend.renew_dashboard_token():
-            self._admit_again()
-        else:
-            self._connecting = None
-            self._refuse(faults.dashboard_refused())
-
-    def _admit_again(self) -> None:
-        """By rules that have become better known meanwhile. What was held of the body is sent."""
+        renewed = await self._relay.backend.renew_dashboard_token(self.request.dashboard_token)
         self._connecting = None
-        request, relay = self.request, self._relay
         try:
-            admit(request, self._head, relay.rules, peer=self._client.peer, is_draining=False)
+            if not renewed:
+                raise faults.dashboard_refused()
+            self._admit_again(None)
         except Fault as fault:
             self._refuse(fault)
         else:
-            self._pool = relay.pools[request.destination]
             self._ask()
+
+    def _admit_again(self, body: bytes | None) -> None:
+        """By rules that have become better known meanwhile. Raises a Fault."""
+        relay = self._relay
+        admit(
+            self.request,
+            self._head,
+            relay.rules,
+            peer=self._client.peer,
+            is_draining=False,
+            newest=relay.lineage.newest,
+            body=body,
+        )
+        self._pool = relay.pools[self.request.destination]
 
     def _ask(self) -> None:
         upstream = self._pool.take(is_safe=self.request.is_safe)
@@ -255,7 +307,7 @@ class Exchange:
             self._held_back.clear()  # nothing is ever sent twice, but for what a refused token kept from being read
         upstream.ask(self, request.method, start, bare=request.is_http_1_0, is_safe=request.is_safe)
         upstream.request_is_sent = self._request_is_over
-        if self._held_bytes > _HELD_BACK_BYTES and upstream.takes_more:
+        if self._held_bytes > self._hold_limit_bytes and upstream.takes_more:
             self._client.resume_reading()
         if self._relay.idle_timeout_s and request.destination == "gateway":
             self._heard_at = time.monotonic()
@@ -273,11 +325,18 @@ class Exchange:
         elif not self._is_over:
             self._held_back.append(piece)
             self._held_bytes += len(piece)
-            if self._held_bytes > _HELD_BACK_BYTES:
+            self._more_held.set()
+            if self._held_bytes > self._hold_limit_bytes:
                 self._client.pause_reading()
+
+    @property
+    def _hold_limit_bytes(self) -> int:
+        """How much of the body waits here before the client has to."""
+        return max(_HELD_BACK_BYTES, self._relay.rules.body_limit_bytes if self.request.wants_body else 0)
 
     def request_end(self) -> None:
         self._request_is_over = True
+        self._more_held.set()
         self._heard_at = time.monotonic()
         if self._upstream is not None:
             self._upstream.request_is_sent = True
@@ -323,7 +382,10 @@ class Exchange:
             self._connecting = asyncio.get_running_loop().create_task(self._ask_with_new_token())
             return
         # One write for head and piece, for the same reason as in Upstream.ask.
-        self._client.transport.write(answers.relayed_head(self.request, head, body, close=self._closes) + piece)
+        lines, answered_id = answers.relayed_head(self.request, head, body, close=self._closes)
+        self._client.transport.write(lines + piece)
+        if answered_id is not None and request.sent_id is not None and request.may_rotate and head.status < 300:
+            self._relay.lineage.learn(request.sent_id, answered_id)
 
     def _may_renew_token(self) -> bool:
         """Whether a 401 is the dashboard's word on the sidecar's token, and the whole request can be sent again."""
@@ -343,6 +405,9 @@ class Exchange:
 
     def answer_end(self) -> None:
         self._upstream = None
+        request = self.request
+        if self.is_stream and request.sent_id is not None and request.may_rotate and self._answer_status < 300:
+            self._relay.backend.check_lineage(request.sent_id, request.credentials)
         self._end("complete")
         self._client.exchange_over(keep_alive=not self._closes)
 
@@ -382,6 +447,8 @@ class Exchange:
     def upstream_lost(self, why: str, *, answered: bool) -> None:
         upstream, self._upstream = self._upstream, None
         if self._answer_status:
+            if self.request.destination == "gateway":
+                self._relay.backend.trouble()
             self._break("upstream_broke")
         elif not answered and upstream is not None and upstream.served:
             self._pool.distrust()
@@ -489,6 +556,7 @@ class Exchange:
                 None if first_token_at is None else first_token_at - self._started_at,
                 self.request_bytes,
                 observer.usage if observer is not None and end == "complete" else {},
+                request.traceparent,
             )
         )
 

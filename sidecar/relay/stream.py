@@ -14,15 +14,16 @@ from collections import deque
 from typing import Protocol
 
 _TAIL_BYTES = 4096
-"""How much of the payload's end is kept to find `usage` in: the event that holds it, and `[DONE]` after it."""
-_TOKEN = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"\s*:\s*"[^"]')
+"""How much of the payload's end is searched for `usage`: the event that holds it, and `[DONE]` after it."""
+_TOKEN = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"[^"]')
 """The beginning of a delta that says something; the first chunk of many servers has an empty one."""
 _TOKEN_OVERLAP_BYTES = 64
+"""More than the longest match, so that none is lost where the bytes are cut."""
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_USAGE_NAMES = {
-    "prompt": ("prompt_tokens", "input_tokens"),
-    "completion": ("completion_tokens", "output_tokens"),
-}
+_COUNTS = {"prompt": ("prompt_tokens", "input_tokens"), "completion": ("completion_tokens", "output_tokens")}
+"""Each type's names: chat completions say one, responses the other."""
+_MOST_TOKENS = 10**12
+"""No answer has more; a number beyond it would only spoil the sum."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LINE_START_BYTES = 5
 """How much of an unfinished line is kept: enough to tell whether it is a data line."""
@@ -53,15 +54,15 @@ class PayloadObserver:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Token counts by type (`prompt`, `completion`), where the answer told them."""
-        text = b"".join(self._tail)[-2 * _TAIL_BYTES :]
-        starts = [match.end() - 1 for match in _USAGE.finditer(text)]
-        for start in reversed(starts):
+        """Token counts by type (`prompt`, `completion`), as the answer told them last; empty where it did not."""
+        text = b"".join(self._tail)[-_TAIL_BYTES:]
+        for match in reversed(list(_USAGE.finditer(text))):
             try:
-                counts, _ = json.JSONDecoder().raw_decode(text[start:].decode("utf-8", "replace"))
-            except ValueError:
+                usage, _ = json.JSONDecoder().raw_decode(text[match.end() - 1 :].decode("utf-8", "replace"))
+            except (ValueError, RecursionError):
                 continue
-            return _counts(counts)
+            if counts := _counts(usage):
+                return counts
         return {}
 
 
@@ -86,45 +87,41 @@ class StreamObserver(PayloadObserver):
         self._block_has_data = False
         self._skips_lf = False
         self._last_event_at = 0.0
-        self._before_token: bytes | None = b""
+        self._before_token = b""
         self.events = 0
         self.first_token_at: float | None = None
         """On the monotonic clock."""
 
     def saw(self, payload: bytes) -> None:
-        tail = self._tail
+        tail = self._tail  # as above, without the call: this runs for every token
         tail.append(payload)
         self._tail_bytes += len(payload)
         while self._tail_bytes - len(tail[0]) >= _TAIL_BYTES:
             self._tail_bytes -= len(tail.popleft())
         ended = self._ended_events(payload)
-        if not ended and self.first_token_at is not None:
+        if self.first_token_at is None:
+            self._look_for_token(payload)
+        if not ended:
             return
         now = time.monotonic()
-        if self._before_token is not None:
-            self._look_for_token(payload, now)
-        if ended:
-            if self.events:
-                self._gaps.observe(now - self._last_event_at)
-                if ended > 1:
-                    self._gaps.observe(0.0, ended - 1)
-            elif ended > 1:
-                self._gaps.observe(0.0, ended - 1)
-            self.events += ended
-            self._last_event_at = now
+        if self.events:
+            self._gaps.observe(now - self._last_event_at)
+        if ended > 1:  # they came together
+            self._gaps.observe(0.0, ended - 1)
+        self.events += ended
+        self._last_event_at = now
 
-    def _look_for_token(self, payload: bytes, now: float) -> None:
-        assert self._before_token is not None
+    def _look_for_token(self, payload: bytes) -> None:
         text = self._before_token + payload
         if _TOKEN.search(text) is not None:
-            self.first_token_at = now
-            self._before_token = None
+            self.first_token_at = time.monotonic()
+            self._before_token = b""
         else:
             self._before_token = text[-_TOKEN_OVERLAP_BYTES:]
 
     def _ended_events(self, payload: bytes) -> int:
         """How many events with data end in this payload."""
-        if not self._line_start and not self._block_has_data and not self._skips_lf and payload.endswith(b"\n\n"):
+        if payload.endswith(b"\n\n") and not self._line_start and not self._block_has_data and not self._skips_lf:
             # The usual piece: whole events of one data line each, so that counting will do.
             ends = payload.count(b"\n\n")
             is_plain = payload.startswith(b"data:") and payload.count(b"\n") == 2 * ends
@@ -156,13 +153,10 @@ def _counts(usage: object) -> dict[str, int]:
     if not isinstance(usage, dict):
         return {}
     found = {}
-    for kind, names in (
-        ("prompt", ("prompt_tokens", "input_tokens")),
-        ("completion", ("completion_tokens", "output_tokens")),
-    ):
+    for kind, names in _COUNTS.items():
         for name in names:
             value = usage.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS:
                 found[kind] = value
                 break
     return found

@@ -75,6 +75,7 @@ class Upstream(asyncio.Protocol):
         "_error",
         "_framing",
         "_hang_up",
+        "_has_said_all",
         "_in_body",
         "_is_safe",
         "_keeps_alive",
@@ -113,6 +114,7 @@ class Upstream(asyncio.Protocol):
         self._method = b""
         self._keeps_alive = True
         self.request_is_sent = False
+        self._has_said_all = False
         self.is_open = False
         self.is_reading = True
         self.takes_more = True
@@ -293,6 +295,11 @@ class Upstream(asyncio.Protocol):
 
     # Losing it
 
+    def eof_received(self) -> bool:
+        """The upstream said that it has said all: over TLS only a closure alert says so (RFC 9112, 9.8)."""
+        self._has_said_all = True
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._owner.forget(self)
@@ -300,7 +307,7 @@ class Upstream(asyncio.Protocol):
         if receiver is None:
             return
         if self._in_body:
-            if self._framing == UNTIL_CLOSE and exc is None:
+            if self._framing == UNTIL_CLOSE and exc is None and self._has_said_all:
                 receiver.answer_end()
             else:
                 receiver.upstream_lost("it broke off in the middle of its answer", answered=True)

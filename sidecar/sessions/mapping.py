@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from sidecar.faults import invalid_session_key
 from sidecar.relay.fields import FRIENDLY_IDS, ROUTE_KEYS, SESSION_IDS, Watched
 from sidecar.relay.wire import Field
-from sidecar.sessions.sources import HeaderSource, is_usable
+from sidecar.sessions.sources import BodySource, Document, HeaderSource, PromptCondition, Source, is_usable
 
 SIDECAR_SESSION = b"X-Hermes-Sidecar-Session"
 """Tells the client where its session id came from."""
@@ -31,13 +32,22 @@ _GIVEN_BACK = ((ROUTE_KEYS[0], b"X-Hermes-Session-Key"), (FRIENDLY_IDS[0], b"X-H
 class MappingPolicy:
     """The settings that the mapping obeys, checked once at start."""
 
-    sources: tuple[HeaderSource, ...]
-    skip_when: tuple[bytes, ...] = ()
-    """Lower-case names of headers whose non-empty value marks a side task."""
+    sources: tuple[Source, ...]
+    skip_when: tuple[bytes | PromptCondition, ...] = ()
+    """What marks a side task: headers (lower-case names) with a usable value, or how a prompt begins."""
     forward_key: Literal["always", "never"] = "never"
+    inject_body: bool = False
+    """Give `/v1/runs` and `/v1/responses` the session id in the body field that they read."""
+
+    @property
+    def reads_bodies(self) -> bool:
+        """Whether some rule looks into JSON bodies."""
+        prompts = any(isinstance(condition, PromptCondition) for condition in self.skip_when)
+        return prompts or any(isinstance(source, BodySource) for source in self.sources)
 
     def watched_names(self) -> frozenset[bytes]:
-        return frozenset(source.name for source in self.sources) | frozenset(self.skip_when)
+        sources = [source.name for source in self.sources if isinstance(source, HeaderSource)]
+        return frozenset(sources) | {name for name in self.skip_when if isinstance(name, bytes)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,47 +55,99 @@ class Decision:
     """What the mapping decided for one request."""
 
     session_id: bytes | None
+    """The session that the request names."""
     source: str
-    """`client`, `header:<name>`, `none` or `skipped`."""
+    """`client`, `header:<name>`, `body:<path>`, `none` or `skipped`."""
     derived: bool
     added: tuple[Field, ...]
     """Fields for the upstream."""
     given_back: tuple[Field, ...]
     """Fields for the client's answer."""
+    sent_id: bytes | None = None
+    """The id that goes upstream: the newest one of that session."""
+    needs_body: bool = False
+    """Nothing is decided: it depends on the body, which has not been read."""
 
 
-def decide(watched: Watched, policy: MappingPolicy, namespace: bytes = b"") -> Decision:
+UNDECIDED = Decision(None, "none", False, (), (), needs_body=True)
+
+
+def decide(
+    watched: Watched,
+    policy: MappingPolicy,
+    namespace: bytes = b"",
+    *,
+    document: Document | None = None,
+    newest: Callable[[bytes], bytes] = lambda session_id: session_id,
+) -> Decision:
     """The session that this request belongs to.
 
     `watched` holds the request's session fields by lower-case name; `namespace` stands before every id when clients
-    are kept apart. Raises the fault `invalid_session_key` where one header names two conversations.
+    are kept apart; `document` is the body's JSON object, None while it has not been read; `newest` tells under which id
+    a session was continued. Raises the fault `invalid_session_key` where one header names two conversations.
     """
-    session_id, source, derived = _session_id(watched, policy, namespace)
+    found = _session_id(watched, policy, namespace, document)
+    if found is None:
+        return UNDECIDED
+    session_id, source, derived = found
+    sent_id = None if session_id is None else newest(session_id)
     added: list[Field] = []
-    if session_id is not None:
-        added += ((_SESSION_ID_NAME, session_id), (_CLAUDE_SESSION_ID_NAME, session_id))
+    if sent_id is not None:
+        added += ((_SESSION_ID_NAME, sent_id), (_CLAUDE_SESSION_ID_NAME, sent_id))
     if policy.forward_key == "always":
         added += [(name, namespace + value) for name, value in watched.get(ROUTE_KEYS[0], ())]
     given_back = [(spelled, watched[name][0][1]) for name, spelled in _GIVEN_BACK if name in watched]
-    word = source + "; derived" if derived else source
+    word = source
+    if sent_id != session_id:
+        word += "; followed"
+    if derived:
+        word += "; derived"
     given_back.append((SIDECAR_SESSION, word.encode("latin-1")))
-    return Decision(session_id, source, derived, tuple(added), tuple(given_back))
+    return Decision(session_id, source, derived, tuple(added), tuple(given_back), sent_id)
 
 
-def _session_id(watched: Watched, policy: MappingPolicy, namespace: bytes) -> tuple[bytes | None, str, bool]:
-    for name in policy.skip_when:
-        if any(is_usable(value) for _, value in watched.get(name, ())):
+def _session_id(
+    watched: Watched, policy: MappingPolicy, namespace: bytes, document: Document | None
+) -> tuple[bytes | None, str, bool] | None:
+    """Id, source and whether it was derived; None where that depends on a body which has not been read."""
+    for condition in policy.skip_when:
+        if isinstance(condition, bytes):
+            if any(is_usable(value) for _, value in watched.get(condition, ())):
+                return None, "skipped", False
+        elif document is None:
+            return None
+        elif condition.holds(document):
             return None, "skipped", False
     for name in SESSION_IDS:
         value = _single_value(watched, name)
         if value is not None and is_usable(value):
             return namespace + value, "client", False
-    for header in policy.sources:
-        value = _single_value(watched, header.name)
+    for source in policy.sources:
+        if isinstance(source, HeaderSource):
+            value = _single_value(watched, source.name)
+        elif document is None:
+            return None
+        else:
+            value = source.value(document)
         if value is not None and is_usable(value):
-            session_id = legal_id(header.prefix, value, room=_LONGEST_ID - len(namespace))
-            return namespace + session_id, header.label, session_id != header.prefix + value
+            session_id = legal_id(source.prefix, value, room=_LONGEST_ID - len(namespace))
+            return namespace + session_id, source.label, session_id != source.prefix + value
     return None, "none", False
+
+
+_BODY_FIELDS = {
+    "runs": ("session_id", ("session_id",)),
+    "responses": ("conversation", ("conversation", "previous_response_id")),
+}
+"""By route: the field to add, and those that a client may have given instead."""
+
+
+def injection(route: str, document: Document, session_id: bytes | None) -> tuple[str, bytes] | None:
+    """The body field that binds this request to its session, where the route reads one and the client gave none."""
+    if session_id is None or route not in _BODY_FIELDS or not document:
+        return None
+    name, given = _BODY_FIELDS[route]
+    return None if any(document.get(field) for field in given) else (name, session_id)
 
 
 def _single_value(watched: Watched, name: bytes) -> bytes | None:

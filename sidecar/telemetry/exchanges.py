@@ -10,8 +10,9 @@ import asyncio
 import hashlib
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -48,6 +49,9 @@ class ExchangeRecord(NamedTuple):
     first_token_s: float | None = None
     request_bytes: int = 0
     usage: Mapping[str, int] = {}
+    traceparent: bytes | None = None
+    is_followed: bool = False
+    """The id that was sent is a later one of the same session."""
 
 
 class ExchangeLog:
@@ -90,14 +94,44 @@ class ExchangeLog:
         for _, record in records:
             self._count(record)
         if records:
-            self._sink([line_of(ended_at, record) for ended_at, record in records])
+            self._sink([ExchangeLine(ended_at, record) for ended_at, record in records])
+
+
+class ExchangeLine(Mapping[str, object]):
+    """A record's line: its keys where somebody asks for them, and its JSON without that detour."""
+
+    __slots__ = ("_ended_at", "_keys", "_record", "level")
+
+    def __init__(self, ended_at: float, record: ExchangeRecord) -> None:
+        self._ended_at = ended_at
+        self._record = record
+        self._keys: dict[str, object] | None = None
+        self.level = _level_of(record.end)
+
+    def __getitem__(self, key: str) -> object:
+        return self._all_keys()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all_keys())
+
+    def __len__(self) -> int:
+        return len(self._all_keys())
+
+    def _all_keys(self) -> dict[str, object]:
+        if self._keys is None:
+            self._keys = line_of(self._ended_at, self._record)
+        return self._keys
+
+    def json(self) -> str:
+        """The same as `json.dumps(line_of(…), ensure_ascii=False)`, for a third of its price."""
+        return json_of(self._ended_at, self._record)
 
 
 def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
     """The keys of a record's line. Ids that open a conversation stand in it only as short hashes."""
     line: dict[str, object] = {
         "event": "exchange_ended",
-        "level": "warning" if record.end in ("upstream_broke", "timeout") else "info",
+        "level": _level_of(record.end),
         "timestamp": _timestamp(ended_at),
         "outcome": record.end,
         "status": record.status,
@@ -119,11 +153,49 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
         line["reason"] = record.fault.message
         if record.fault.detail:
             line["detail"] = record.fault.detail
+    if record.traceparent is not None:
+        line["traceparent"] = _printable(record.traceparent[:64])
     return line
 
 
+def json_of(ended_at: float, record: ExchangeRecord) -> str:
+    """The line of a record as JSON, put together by hand: a busy sidecar writes thousands a second."""
+    text = (
+        f'{{"event": "exchange_ended", "level": "{_level_of(record.end)}", "timestamp": "{_timestamp(ended_at)}", '
+        f'"outcome": "{record.end}", "status": {record.status}, "method": {_quoted(_printable(record.method[:16]))}, '
+        f'"route": "{record.route}", "source": {_quoted(record.source)}, '
+        f'"duration_ms": {record.duration_s * 1000:.1f}, "bytes": {record.answer_bytes}, '
+        f'"request_id": {_quoted(_printable(record.request_id[:64]))}'
+    )
+    if record.session_id is not None:
+        text += f', "session": "{short_hash(record.session_id)}"'
+    if record.first_byte_s is not None:
+        text += f', "first_byte_ms": {record.first_byte_s * 1000:.1f}'
+    if record.first_token_s is not None:
+        text += f', "first_token_ms": {record.first_token_s * 1000:.1f}'
+    fault = record.fault
+    if fault is not None:
+        text += f', "code": "{fault.code.code}", "reason": {_quoted(fault.message)}'
+        if fault.detail:
+            text += f', "detail": {_quoted(fault.detail)}'
+    if record.traceparent is not None:
+        text += f', "traceparent": {_quoted(_printable(record.traceparent[:64]))}'
+    return text + "}"
+
+
+def _level_of(end: End) -> str:
+    return "warning" if end in ("upstream_broke", "timeout") else "info"
+
+
 def _timestamp(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole = int(at)
+    return f"{_second(whole)}.{int((at - whole) * 1000):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(whole: int) -> str:
+    """Many lines share their second, and writing it out costs more than the rest of the time stamp."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
 
 
 def _printable(value: bytes) -> str:

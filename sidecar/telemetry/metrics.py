@@ -24,6 +24,7 @@ from sidecar.telemetry.exchanges import End, ExchangeRecord
 _PREFIX = "hermes_sidecar_"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 STREAM_ENDS = tuple(end for end in get_args(End) if end != "refused")
+OUTCOMES = ("mapped", "derived", "followed", "none", "refused")
 UPSTREAM_ERRORS = ("unreachable", "protocol_error", "timeout", "broke")
 PROBE_FAILURES = ("unreachable", "timeout", "broken")
 # Agents take minutes for a turn: half an hour is the last bucket of whatever waits for one.
@@ -107,10 +108,12 @@ class Metrics(Collector):
         self._durations[route].observe(record.duration_s)
         if record.first_byte_s is not None:
             self._first_bytes[route].observe(record.first_byte_s)
-        self._bytes["upstream"] += record.request_bytes
-        self._bytes["downstream"] += record.answer_bytes
+        if record.destination != "own":
+            self._bytes["upstream"] += record.request_bytes
+            self._bytes["downstream"] += record.answer_bytes
         if record.is_stream:
-            self._stream_ends[record.end] += 1
+            # A stream that has begun is refused only when its own client's request turns out to be malformed.
+            self._stream_ends["client_left" if record.end == "refused" else record.end] += 1
         if record.first_token_s is not None:
             self.first_token.observe(record.first_token_s)
         for kind, count in record.usage.items():
@@ -118,13 +121,21 @@ class Metrics(Collector):
         error = _upstream_error(record)
         if error is not None:
             self._upstream_errors[error] += 1
-        if record.destination == "gateway":
-            self._mappings[(record.source, _outcome(record))] += 1
+        outcome = _outcome(record)
+        if outcome is not None:
+            self._mappings[(record.source, outcome)] += 1
 
     def probe_ended(self, seconds: float, failure: str | None) -> None:
         self._probes.observe(seconds)
         if failure is not None:
             self._probe_failures[failure] += 1
+
+    def rotated(self) -> None:
+        """A session went on under another id."""
+        self.rotations += 1
+
+    def store_failed(self, _reason: str) -> None:
+        self.store_errors += 1
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The text for a scraper, and its Content-Type; OpenMetrics only where `accept` asks for it."""
@@ -143,8 +154,9 @@ class Metrics(Collector):
             "time_to_first_token_seconds", "From a request's head to the first content of a stream.", self.first_token
         )
         yield _histogram("inter_event_seconds", "Between the events of a stream, comments left out.", self.gaps)
-        active = {(route,): now.requests[route] for route in self._routes}
-        yield _gauge("active_requests", "Requests that are running.", ("route",), active)
+        # Own pages are left out: every scrape would see itself.
+        active = {(route,): now.requests[route] for route in self._routes if route != "own"}
+        yield _gauge("active_requests", "Relayed requests that are running.", ("route",), active)
         yield _gauge("active_streams", "Streamed answers that are running.", (), {(): now.streams})
         relayed = {
             ("upstream",): self._bytes["upstream"] + now.bytes_up,
@@ -180,11 +192,16 @@ def _upstream_error(record: ExchangeRecord) -> str | None:
     return "broke" if record.end == "upstream_broke" else None
 
 
-def _outcome(record: ExchangeRecord) -> str:
+def _outcome(record: ExchangeRecord) -> str | None:
+    """What the mapping made of a request; None where it was never asked."""
     if record.fault is not None and record.fault.code is FaultCode.INVALID_SESSION_KEY:
         return "refused"
+    if record.destination != "gateway" or record.end == "refused" or not record.request_id:
+        return None  # a preflight, which is answered before it gets an id, has no session either
     if record.session_id is None:
         return "none"
+    if record.is_followed:
+        return "followed"
     return "derived" if record.is_derived else "mapped"
 
 

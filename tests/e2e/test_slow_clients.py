@@ -9,6 +9,7 @@ import asyncio
 import subprocess
 import time
 from pathlib import Path
+from statistics import median
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.e2e]
 CONNECTIONS = 300
 LASTS_S = 5
 LIMITS = {"LISTEN__HEAD_TIMEOUT_S": "1", "LISTEN__BODY_TIMEOUT_S": "1"}
-PROMPT_S = 1.0
+TYPICAL_S, LONGEST_S = 0.25, 3.0  # measured: 0.01 and 0.1; the rest is for machines that have other things to do
 BIG_BYTES = 1 << 20
 HELD_AT_MOST_BYTES = 100 << 20  # a third of a megabyte a connection, of the one that each has asked for
 
@@ -84,7 +85,8 @@ async def test_slow_clients_hold_nobody_up_and_are_shown_the_door(attack: str, t
         assert b"NO\x1b" not in report, report.decode()
         assert {status for status, _ in answers} == {200}
         assert len(answers) > LASTS_S
-        assert max(took_s for _, took_s in answers) < PROMPT_S
+        assert median(took_s for _, took_s in answers) < TYPICAL_S
+        assert max(took_s for _, took_s in answers) < LONGEST_S
         assert most_bytes - before_bytes < HELD_AT_MOST_BYTES
         if attack != "slow-read":
             assert b"No open connections left" in report, report.decode()

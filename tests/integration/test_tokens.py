@@ -115,6 +115,19 @@ async def test_only_liveness_and_preflights_need_no_token(tmp_path: Path) -> Non
         assert upstream.connections == []
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_open_path_is_open_only_where_it_is_the_sidecars_own(method: str, tmp_path: Path) -> None:
+    """With a listener of their own for the sidecar's pages, /healthz on the other one is a path of the gateway's."""
+    listen = {"tokens_file": tokens_file(tmp_path, "client-token")}
+    admin = {"host": "127.0.0.1", "port": 0}
+
+    async with relayed(OK, environ=_key(), listen=listen, admin=admin) as (upstream, sidecar):
+        answer = await ask(sidecar.url, method, "/healthz")
+
+        assert is_turned_away(answer)
+        assert upstream.connections == []
+
+
 async def test_all_own_pages_open_with_a_token(tmp_path: Path) -> None:
     async with relayed(OK, listen={"tokens_file": tokens_file(tmp_path, "client-token")}) as (_, sidecar):
         statuses = {path: (await ask(sidecar.url, "GET", path, bearer("client-token"))).status for path in OWN_PAGES}

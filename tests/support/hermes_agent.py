@@ -1,30 +1,22 @@
-"""The real hermes-agent as a test's gateway: installed once into a venv of its own, started in a home of its own.
-
-It pins its own versions of the libraries that the sidecar uses, so it never shares the project's venv. Where it
-cannot be had, the test is skipped with the reason; in CI (environment variable CI) that is a failure instead.
-"""
+"""The real hermes-agent as a test's gateway and dashboard: each run has a home of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import functools
 import json
 import os
 import secrets
-import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import aiohttp
 import pytest
 
+from tests.support.own_venv import free_port, own_venv
+
 VERSION = "0.19.0"
-_PROJECT = Path(__file__).resolve().parents[2]
-_INSTALL_LIMIT_S = 600.0
 _START_LIMIT_S = 45.0
 _STOP_LIMIT_S = 15.0
 
@@ -45,22 +37,9 @@ class HermesAgent:
         `home` is an empty directory that becomes HOME and HERMES_HOME. `config` replaces or adds top-level sections
         of config.yaml. Fails the test, with the end of the log, if the gateway is not up in time.
         """
-        executable = installed() / "bin" / "hermes"
-        port, key = _free_port(), secrets.token_hex(16)
+        port, key = free_port(), secrets.token_hex(16)
         _write_home(home, port, key, model_url, config or {})
-        with (home / "output.log").open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                executable,
-                "gateway",
-                "run",
-                "-v",
-                cwd=home,
-                # Nothing of the developer's: no proxy, no provider's key, no ~/.hermes.
-                env={"HOME": str(home), "HERMES_HOME": str(home), "PATH": os.environ.get("PATH", os.defpath)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        process = await _started(home, "output.log", "gateway", "run", "-v")
         agent = cls(process, home, f"http://127.0.0.1:{port}", key)
         try:
             await agent._wait_until_up()
@@ -76,19 +55,15 @@ class HermesAgent:
         await self.stop()
 
     @property
+    def home(self) -> Path:
+        return self._home
+
+    @property
     def log(self) -> str:
         return (self._home / "output.log").read_text(errors="replace")
 
     async def stop(self) -> None:
-        if self._process.returncode is not None:
-            return
-        self._process.terminate()
-        try:
-            async with asyncio.timeout(_STOP_LIMIT_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await _ended(self._process)
 
     # Reading what it stored
 
@@ -127,6 +102,98 @@ class HermesAgent:
         return status == 200
 
 
+class HermesDashboard:
+    """A running `hermes dashboard` with the home of a gateway."""
+
+    def __init__(self, process: asyncio.subprocess.Process, home: Path, port: int) -> None:
+        self._process = process
+        self._home = home
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    @classmethod
+    async def start(cls, home: Path, *, port: int | None = None) -> HermesDashboard:
+        """A dashboard that answers, on `port` if that is given; it makes a new token each time."""
+        port = port or free_port()
+        process = await _started(home, "dashboard.log", "dashboard", "--no-open", "--skip-build", "--port", str(port))
+        dashboard = cls(process, home, port)
+        try:
+            await dashboard._wait_until_up()
+        except BaseException:
+            await dashboard.stop()
+            raise
+        return dashboard
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        await _ended(self._process)
+
+    async def restart(self) -> None:
+        """A new process on the same port: the token that it handed out before is worth nothing then."""
+        await self.stop()
+        again = await HermesDashboard.start(self._home, port=self.port)
+        self._process = again._process
+
+    async def token(self) -> str:
+        """What its page hands out now."""
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with aiohttp.ClientSession(timeout=timeout) as client, client.get(f"{self.url}/") as answer:
+            page = await answer.text()
+        return page.partition('__HERMES_SESSION_TOKEN__="')[2].partition('"')[0]
+
+    async def _wait_until_up(self) -> None:
+        try:
+            async with asyncio.timeout(_START_LIMIT_S):
+                while not await self._has_token():
+                    if self._process.returncode is not None:
+                        pytest.fail(f"hermes dashboard ended with {self._process.returncode}:\n{self._log[-4000:]}")
+                    await asyncio.sleep(0.1)  # another process: it can only be asked again
+        except TimeoutError:
+            pytest.fail(f"hermes dashboard was not up after {_START_LIMIT_S:g} s:\n{self._log[-4000:]}")
+
+    async def _has_token(self) -> bool:
+        try:
+            return bool(await self.token())
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    @property
+    def _log(self) -> str:
+        return (self._home / "dashboard.log").read_text(errors="replace")
+
+
+async def _started(home: Path, log: str, *arguments: str) -> asyncio.subprocess.Process:
+    """`hermes` with `arguments`, in its home; its output goes to the file `log` there."""
+    with (home / log).open("wb") as output:
+        return await asyncio.create_subprocess_exec(
+            _executable(),
+            *arguments,
+            cwd=home,
+            # Nothing of the developer's: no proxy, no provider's key, no ~/.hermes.
+            env={"HOME": str(home), "HERMES_HOME": str(home), "PATH": os.environ.get("PATH", os.defpath)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_LIMIT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
 def _write_home(home: Path, port: int, key: str, model_url: str, config: Mapping[str, object]) -> None:
     variables = {"API_SERVER_ENABLED": "true", "API_SERVER_KEY": key, "API_SERVER_PORT": str(port)}
     (home / ".env").write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
@@ -145,54 +212,5 @@ def _write_home(home: Path, port: int, key: str, model_url: str, config: Mapping
     (home / "config.yaml").write_text(json.dumps(sections | dict(config), indent=2))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-# Installing
-
-
-@functools.cache
-def installed() -> Path:
-    """The venv that has hermes-agent in the tested version, made if need be."""
-    venv = Path(os.environ.get("HERMES_AGENT_VENV", _PROJECT / ".cache" / f"hermes-agent-{VERSION}"))
-    venv.parent.mkdir(parents=True, exist_ok=True)
-    # One test run makes it, others wait: two at once would spoil it.
-    with venv.with_name(venv.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _version_in(venv) != VERSION:
-            _install(venv)
-    return venv
-
-
-def _version_in(venv: Path) -> str | None:
-    question = "import aiohttp, importlib.metadata as m; print(m.version('hermes-agent'))"
-    try:
-        answer = subprocess.run([venv / "bin" / "python", "-c", question], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
-
-
-def _install(venv: Path) -> None:
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(venv)],
-        [*pip, f"hermes-agent=={VERSION}", "aiohttp"],
-    ):
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_LIMIT_S)
-        except subprocess.CalledProcessError as exc:
-            _unavailable(f"`{' '.join(command)}` failed: {exc.stderr.strip()[-600:]}")
-        except (OSError, subprocess.TimeoutExpired) as exc:
-            _unavailable(f"`{' '.join(command)}`: {exc}")
-
-
-def _unavailable(why: str) -> NoReturn:
-    reason = f"hermes-agent {VERSION} is not available: {why}"
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
+def _executable() -> Path:
+    return own_venv("hermes-agent", VERSION, f"hermes-agent=={VERSION}", "aiohttp") / "bin" / "hermes"

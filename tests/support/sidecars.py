@@ -96,11 +96,12 @@ async def relayed(
     *,
     records: bool = True,
     environ: Mapping[str, str] | None = None,
+    probes: bool = False,
     **sections: Mapping[str, Any],
 ) -> AsyncIterator[tuple[ScriptedUpstream, Sidecar]]:
     """A scripted upstream and a sidecar before it."""
     async with (
         scripted_upstream(script, records=records) as upstream,
-        running_sidecar(upstream.url, environ=environ, **sections) as sidecar,
+        running_sidecar(upstream.url, environ=environ, probes=probes, **sections) as sidecar,
     ):
         yield upstream, sidecar
