@@ -1,6 +1,6 @@
 # What a developer types here. Each target sets up .venv by itself; PYTHON=/path/to/python chooses the Python for it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format audit serve clean
+.PHONY: help demo test check lint types format audit serve docs dist clean
 
 ARGS ?=
 export PYTHON
@@ -41,6 +41,14 @@ audit: .venv/.ready ## look the installed packages up among the known vulnerabil
 serve: .venv/.ready ## run the sidecar in the foreground; ARGS="--config FILE"
 	@.venv/bin/hermes-sidecar serve $(ARGS)
 
+docs: .venv/.ready ## build these pages as a site in site/, every warning an error; ARGS=--quiet
+	.venv/bin/mkdocs build --strict $(ARGS)
+
+dist: .venv/.ready ## wheel and sdist in dist/, checked as the package index would
+	rm -rf dist
+	.venv/bin/python -m build
+	.venv/bin/twine check --strict dist/*
+
 clean: ## remove everything that the other targets made
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site *.egg-info
 	find sidecar tests -name __pycache__ -type d -prune -exec rm -rf {} +

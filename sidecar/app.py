@@ -21,8 +21,8 @@ from sidecar.config.addresses import BaseUrl
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy
 from sidecar.relay.admission import ROUTE_NAMES, DashboardRules, Destination, Families, Rules
-from sidecar.relay.handler import Limits, Relay
 from sidecar.relay.pool import Pool, tcp_connector
+from sidecar.relay.shared import Limits, Relay
 from sidecar.relay.wire import Fields
 from sidecar.sessions.lineage import Lineage
 from sidecar.sessions.mapping import MappingPolicy
@@ -288,6 +288,8 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
 def _activity(relay: Relay) -> Activity:
     now = Activity()
     for exchange in relay.exchanges:
+        if exchange.request.is_own:  # a scrape must not see itself
+            continue
         now.requests[exchange.request.route] += 1
         now.streams += exchange.is_stream
         now.bytes_up += exchange.request_bytes

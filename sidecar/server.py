@@ -26,8 +26,10 @@ _FAREWELL_S = 0.1
 class Running:
     """A sidecar that serves."""
 
-    def __init__(self, app: App, servers: list[asyncio.Server], url: str, port: int) -> None:
+    def __init__(self, app: App, servers: list[asyncio.Server], url: str, port: int, *, is_handed: bool) -> None:
+        """`is_handed`: somebody else keeps the listening sockets, and hands them to the next process."""
         self._app = app
+        self._is_handed = is_handed
         self._servers = servers
         self.url = url
         self.port = port
@@ -58,6 +60,9 @@ class Running:
         """
         relay = self._app.relay
         relay.is_draining = True
+        if self._is_handed:  # new connections wait in the sockets' backlog for the next process
+            for server in self._servers:
+                server.close()
         try:
             async with asyncio.timeout(grace_s):
                 while self.running_exchanges:
@@ -116,9 +121,9 @@ async def start(settings: Settings, sink: Sink | None = None, *, handed: Sequenc
     app.begin()
     where = listening[0][1].getsockname()
     if not isinstance(where, tuple):
-        return Running(app, servers, f"unix:{where}", 0)
+        return Running(app, servers, f"unix:{where}", 0, is_handed=bool(handed))
     host = f"[{where[0]}]" if ":" in where[0] else where[0]
-    return Running(app, servers, f"http://{host}:{where[1]}", where[1])
+    return Running(app, servers, f"http://{host}:{where[1]}", where[1], is_handed=bool(handed))
 
 
 async def _serve_on(sock: socket.socket, app: App, listener: Listener) -> asyncio.Server:

@@ -58,5 +58,5 @@ if ! { is_new_enough .venv/bin/python && .venv/bin/python -m pip --version >/dev
 fi
 
 echo "Installing hermes-sidecar and its tools into .venv (a minute or so, once)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 touch .venv/.ready

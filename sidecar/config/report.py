@@ -39,15 +39,6 @@ def not_built_yet(settings: Settings) -> list[str]:
 _NOT_BUILT_YET: tuple[tuple[Callable[[Settings], bool], str], ...] = (
     (lambda s: s.listen.workers > 1, "listen.workers: this version runs one process, whatever the number."),
     (lambda s: bool(s.dashboard.url), "dashboard: this version does not ask the dashboard for anything yet."),
-    (
-        lambda s: any(source.body is not None for source in s.session.sources),
-        "session.sources: this version finds conversation keys in headers only; body sources are passed over.",
-    ),
-    (lambda s: s.session.inject_body, "session.inject_body: this version leaves request bodies as they are."),
-    (
-        lambda s: s.session.follow_rotation and "follow_rotation" in s.session.model_fields_set,
-        "session.follow_rotation: this version does not follow a session that the gateway continues under another id.",
-    ),
     (lambda s: "url" in s.store.model_fields_set, "store.url: this version keeps nothing, so it opens no store."),
     (lambda s: s.admin.host is not None, "admin: this version serves its own endpoints beside the relay."),
 )

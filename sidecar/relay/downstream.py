@@ -15,9 +15,10 @@ from typing import cast
 from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
 from sidecar.relay import answers, wire
 from sidecar.relay.admission import Listener
-from sidecar.relay.handler import Exchange, Relay
+from sidecar.relay.handler import Exchange
 from sidecar.relay.leaving import LeaveWatch
 from sidecar.relay.pool import keep_tcp_alive
+from sidecar.relay.shared import Relay
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, ChunkedBody, WireError
 
 _READ_AHEAD_BYTES = 65536

@@ -10,101 +10,21 @@ Law: nothing awaits here. Opening a connection is the only thing that takes time
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from sidecar import faults
-from sidecar.capabilities.observed import Observed, has_image_part
+from sidecar.capabilities.observed import has_image_part
 from sidecar.faults import Fault, FaultCode
-from sidecar.relay import answers
-from sidecar.relay.admission import Destination, Listener, Request, Rules, admit
-from sidecar.relay.pool import Pool
-from sidecar.relay.stream import Gaps, PayloadObserver, StreamObserver
+from sidecar.relay import answers, preparation
+from sidecar.relay.admission import Listener, Request, admit
+from sidecar.relay.preparation import HeldBody
+from sidecar.relay.shared import Client, Relay
+from sidecar.relay.silence import SilenceWatch
+from sidecar.relay.stream import PayloadObserver, StreamObserver
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Upstream
-from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, ChunkedBody, Fields, RequestHead, ResponseHead
-from sidecar.sessions.lineage import Lineage
-from sidecar.telemetry.exchanges import End, ExchangeLog, ExchangeRecord
-
-_FIRST_PROBE_S = 5.0
-"""How long a request to a family waits for the first probe after the start; then it goes to the gateway."""
-_HELD_BACK_BYTES = 65536
-"""How much of a request's body waits here while the upstream's connection is being opened."""
-
-
-class Client(Protocol):
-    """The client's connection, as far as an exchange uses it."""
-
-    transport: asyncio.Transport
-    peer: bytes
-
-    @property
-    def unsent_bytes(self) -> int: ...
-    def check_pace(self, now: float) -> None: ...
-    def exchange_over(self, *, keep_alive: bool) -> None: ...
-    def cut(self, *, reset: bool) -> None: ...
-    def hand_over(self) -> bytes: ...
-    def tunnel_over(self) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-class Backend(Protocol):
-    """What is known of the upstreams, and who wants to hear of them."""
-
-    @property
-    def observed(self) -> Observed: ...
-
-    @property
-    def known(self) -> asyncio.Event:
-        """Set once it is known who serves which family."""
-
-    def trouble(self) -> None:
-        """The gateway could not be used."""
-
-    def check_lineage(self, sent_id: bytes, credentials: Fields) -> None:
-        """A streamed turn has its answer: its session may have gone on under another id."""
-
-    async def renew_dashboard_token(self, refused: bytes | None) -> bool:
-        """The dashboard refused a token. Whether there is another one now, in the relay's rules."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a client may take, in seconds and connections."""
-
-    head_s: float
-    """From a request's first byte to the end of its head."""
-    body_s: float
-    """Longest silence inside a request's body, while the upstream takes it."""
-    idle_s: float
-    """Longest a connection may wait between two requests."""
-    connections: int
-
-
-@dataclass(slots=True)
-class Relay:
-    """What all exchanges share: where they go, the rules they obey, and who is there."""
-
-    rules: Rules
-    pools: Mapping[Destination, Pool]
-    backend: Backend
-    lineage: Lineage
-    log: ExchangeLog
-    gaps: Gaps
-    limits: Limits
-    idle_timeout_s: float = 0.0
-    """Longest silence of the gateway inside one exchange; 0 = no limit."""
-    is_draining: bool = False
-    clients: set[Client] = field(default_factory=set)
-    exchanges: set[Exchange] = field(default_factory=set)
-    """Those that run now."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set at each end of an exchange while draining."""
+from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
+from sidecar.telemetry.exchanges import End, ExchangeRecord
 
 
 class Exchange:
@@ -120,17 +40,15 @@ class Exchange:
         "_has_image",
         "_has_renewed",
         "_head",
-        "_heard_at",
-        "_held_back",
-        "_held_bytes",
+        "_held",
+        "_is_admitted",
         "_is_over",
         "_looks_for_image",
-        "_more_held",
         "_observer",
         "_pool",
         "_relay",
         "_request_is_over",
-        "_silence_timer",
+        "_silence",
         "_started_at",
         "_tunnel",
         "_upstream",
@@ -148,9 +66,8 @@ class Exchange:
         self._upstream: Upstream | None = None
         self._tunnel: Tunnel | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._held_back: list[bytes] = []
-        self._held_bytes = 0
-        self._more_held = asyncio.Event()
+        self._held = HeldBody(self.request)
+        self._is_admitted = False
         self._request_is_over = False
         self._answer_status = 0
         self._answer_framing = 0
@@ -158,8 +75,7 @@ class Exchange:
         self._closes = False
         self._started_at = time.monotonic()
         self._first_byte_at = 0.0
-        self._heard_at = 0.0
-        self._silence_timer: asyncio.TimerHandle | None = None
+        self._silence: SilenceWatch | None = None
         self._is_over = False
         self._looks_for_image = False
         self._has_image = False
@@ -181,14 +97,7 @@ class Exchange:
         request, relay = self.request, self._relay
         relay.exchanges.add(self)
         try:
-            admit(
-                request,
-                self._head,
-                relay.rules,
-                peer=self._client.peer,
-                is_draining=relay.is_draining,
-                newest=relay.lineage.newest,
-            )
+            self._admit(None)
             refusal = None
         except Fault as fault:
             refusal = fault
@@ -199,7 +108,6 @@ class Exchange:
         elif request.is_preflight:
             self._answer_preflight()
         else:
-            self._pool = relay.pools[request.destination]
             chats = request.route in ("chat_completions", "responses")
             self._looks_for_image = chats and relay.backend.observed.wants_images
         return not self._is_over
@@ -207,7 +115,7 @@ class Exchange:
     # Asking the upstream
 
     def ask(self) -> None:
-        if self.request.expects_continue and not self._held_back:
+        if self.request.expects_continue and not self._held.content():
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request = self.request
         session_id = request.session_id
@@ -220,37 +128,22 @@ class Exchange:
     async def _prepare(self) -> None:
         """Waits for what the request depends on: who serves its family, its body, where its session went on."""
         request, relay = self.request, self._relay
-        if request.waits_for_probe:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_FIRST_PROBE_S):
-                    await relay.backend.known.wait()
-        body = await self._whole_body() if request.wants_body else None
         try:
-            self._admit_again(body)
-            session_id = request.session_id
-            if session_id is not None and not relay.lineage.is_settled(session_id):
-                await relay.lineage.settle(session_id)
-                self._admit_again(body)
+            if request.waits_for_probe:
+                await preparation.first_probe(relay.backend.known)
+            body = await self._held.whole(relay.rules.body_limit_bytes) if request.wants_body else None
+            self._admit(body)
+            if request.session_id is not None and not relay.lineage.is_settled(request.session_id):
+                await relay.lineage.settle(request.session_id)
+                self._admit(body)
         except Fault as fault:
             self._connecting = None
             self._refuse(fault)
             return
         if request.new_body is not None:
-            self._held_back = [request.new_body]
+            self._held.replace(request.new_body)
         self._connecting = None
         self._ask()
-
-    async def _whole_body(self) -> bytes:
-        """The body's payload once all of it is held; b"" if it is longer than may be read."""
-        limit = self._relay.rules.body_limit_bytes
-        while not self._request_is_over:
-            if self._held_bytes > limit:
-                return b""
-            self._more_held.clear()
-            await self._more_held.wait()
-        held = b"".join(self._held_back)
-        payload = ChunkedBody(bare=True).feed(held) if self.request.body == CHUNKED else held
-        return payload if len(payload) <= limit else b""
 
     async def _ask_with_new_token(self) -> None:
         renewed = await self._relay.backend.renew_dashboard_token(self.request.dashboard_token)
@@ -258,25 +151,26 @@ class Exchange:
         try:
             if not renewed:
                 raise faults.dashboard_refused()
-            self._admit_again(None)
+            self._admit(None)
         except Fault as fault:
             self._refuse(fault)
         else:
             self._ask()
 
-    def _admit_again(self, body: bytes | None) -> None:
-        """By rules that have become better known meanwhile. Raises a Fault."""
-        relay = self._relay
+    def _admit(self, body: bytes | None) -> None:
+        """Judges the request by the rules of this moment. Raises a Fault."""
+        relay, request = self._relay, self.request
         admit(
-            self.request,
+            request,
             self._head,
             relay.rules,
             peer=self._client.peer,
-            is_draining=False,
+            is_draining=relay.is_draining and not self._is_admitted,
             newest=relay.lineage.newest,
             body=body,
         )
-        self._pool = relay.pools[self.request.destination]
+        self._pool = relay.pools[request.destination]
+        self._is_admitted = True
 
     def _ask(self) -> None:
         upstream = self._pool.take(is_safe=self.request.is_safe)
@@ -302,16 +196,18 @@ class Exchange:
     def _send(self, upstream: Upstream) -> None:
         request = self.request
         self._upstream = upstream
-        start = request.head + b"".join(self._held_back) if self._held_back else request.head
+        start = request.head + self._held.content()
         if request.destination != "dashboard" or not self._request_is_over:
-            self._held_back.clear()  # nothing is ever sent twice, but for what a refused token kept from being read
+            self._held.clear()  # nothing is ever sent twice, but for what a refused token kept from being read
         upstream.ask(self, request.method, start, bare=request.is_http_1_0, is_safe=request.is_safe)
         upstream.request_is_sent = self._request_is_over
-        if self._held_bytes > self._hold_limit_bytes and upstream.takes_more:
+        if upstream.takes_more:
             self._client.resume_reading()
         if self._relay.idle_timeout_s and request.destination == "gateway":
-            self._heard_at = time.monotonic()
-            self._watch_silence(self._relay.idle_timeout_s)
+            if self._silence is None:
+                limit_s = self._relay.idle_timeout_s
+                self._silence = SilenceWatch(limit_s, lambda: self._waits_for_upstream, self._too_silent)
+            self._silence.begin()
 
     def request_piece(self, piece: bytes) -> None:
         if self.request.is_own:
@@ -320,24 +216,17 @@ class Exchange:
         if self._looks_for_image and has_image_part(piece):
             self._looks_for_image, self._has_image = False, True
         if self._upstream is not None:
-            self._heard_at = time.monotonic()
+            self.heard()
             self._upstream.send(piece)
         elif not self._is_over:
-            self._held_back.append(piece)
-            self._held_bytes += len(piece)
-            self._more_held.set()
-            if self._held_bytes > self._hold_limit_bytes:
+            self._held.add(piece)
+            if self._held.is_too_much(self._relay.rules.body_limit_bytes if self.request.wants_body else 0):
                 self._client.pause_reading()
-
-    @property
-    def _hold_limit_bytes(self) -> int:
-        """How much of the body waits here before the client has to."""
-        return max(_HELD_BACK_BYTES, self._relay.rules.body_limit_bytes if self.request.wants_body else 0)
 
     def request_end(self) -> None:
         self._request_is_over = True
-        self._more_held.set()
-        self._heard_at = time.monotonic()
+        self._held.end()
+        self.heard()
         if self._upstream is not None:
             self._upstream.request_is_sent = True
 
@@ -365,7 +254,8 @@ class Exchange:
         return self._observer
 
     def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
-        self._first_byte_at = self._heard_at = time.monotonic()
+        self._first_byte_at = time.monotonic()
+        self.heard()
         self._answer_status = head.status
         self._answer_framing = body
         self.answer_bytes = len(piece)
@@ -393,13 +283,15 @@ class Exchange:
         if self._has_renewed or request.destination != "dashboard" or request.route == "dashboard":
             return False
         self._has_renewed = True
-        return self._request_is_over and (not request.body or bool(self._held_back))
+        return self._request_is_over and (not request.body or bool(self._held.content()))
 
     def heard(self) -> None:
-        self._heard_at = time.monotonic()
+        if self._silence is not None:
+            self._silence.heard_at = time.monotonic()
 
     def answer_piece(self, piece: bytes) -> None:
-        self._heard_at = time.monotonic()
+        if self._silence is not None:
+            self.heard()
         self.answer_bytes += len(piece)
         self._client.transport.write(piece)
 
@@ -434,7 +326,7 @@ class Exchange:
 
     def resume_answer(self) -> None:
         if self._upstream is not None:
-            self._heard_at = time.monotonic()
+            self.heard()
             self._upstream.resume_reading()
 
     # The ends
@@ -467,24 +359,18 @@ class Exchange:
             self._tunnel.cut()
         self._break("drained")
 
-    def _watch_silence(self, after_s: float) -> None:
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
-        self._silence_timer = asyncio.get_running_loop().call_later(after_s, self._check_silence)
-
-    def _check_silence(self) -> None:
-        limit_s = self._relay.idle_timeout_s
-        silent_s = time.monotonic() - self._heard_at
+    @property
+    def _waits_for_upstream(self) -> bool:
+        """Whether it is the upstream's turn: the client has sent all, and takes what comes."""
         upstream = self._upstream
-        if upstream is None or not upstream.is_reading or (upstream.takes_more and not self._request_is_over):
-            self._watch_silence(limit_s)  # it is the client that does not read, or does not send
-        elif silent_s < limit_s:
-            self._watch_silence(limit_s - silent_s)
-        elif self._answer_status:
+        return upstream is not None and upstream.is_reading and (self._request_is_over or not upstream.takes_more)
+
+    def _too_silent(self) -> None:
+        if self._answer_status:
             self._leave_upstream()
             self._break("timeout")
         else:
-            self._refuse(faults.upstream_timeout(self._pool.name, limit_s))
+            self._refuse(faults.upstream_timeout(self._pool.name, self._relay.idle_timeout_s))
 
     def _refuse(self, fault: Fault) -> None:
         """Answers with a fault of ours while no answer has begun; afterwards the connection can only be broken."""
@@ -531,9 +417,11 @@ class Exchange:
             self._client.tunnel_over()
         if self._relay.is_draining:
             self._relay.ended.set()
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
+        if self._silence is not None:
+            self._silence.end()
         request = self.request
+        if self._tunnel is not None:
+            self.request_bytes, self.answer_bytes = self._tunnel.passed_bytes
         observer = self._observer
         first_token_at = observer.first_token_at if isinstance(observer, StreamObserver) else None
         first_byte_s = self._first_byte_at - self._started_at if self._first_byte_at else None
@@ -557,6 +445,7 @@ class Exchange:
                 self.request_bytes,
                 observer.usage if observer is not None and end == "complete" else {},
                 request.traceparent,
+                request.sent_id != request.session_id,
             )
         )
 

@@ -34,10 +34,16 @@ class Tunnel:
         """Starts with what each side had sent already."""
         for side in (self._client, self._upstream):
             side.transport.set_protocol(side)
+        self._client.received_bytes, self._upstream.received_bytes = len(from_client), len(from_upstream)
         if from_client:
             self._upstream.transport.write(from_client)
         if from_upstream:
             self._client.transport.write(from_upstream)
+
+    @property
+    def passed_bytes(self) -> tuple[int, int]:
+        """What came from the client, and what came from the upstream."""
+        return self._client.received_bytes, self._upstream.received_bytes
 
     def cut(self) -> None:
         """Breaks both sides off."""
@@ -46,16 +52,18 @@ class Tunnel:
 
 
 class _Side(asyncio.Protocol):
-    __slots__ = ("_leave_watch", "_limit", "_on_lost", "other", "transport")
+    __slots__ = ("_leave_watch", "_limit", "_on_lost", "other", "received_bytes", "transport")
 
     def __init__(self, transport: asyncio.Transport, on_lost: Callable[[Exception | None], None]) -> None:
         self.transport = transport
         self.other: _Side
         self._on_lost = on_lost
+        self.received_bytes = 0
         self._leave_watch: LeaveWatch | None = None
         self._limit: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
+        self.received_bytes += len(data)
         self.other.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:

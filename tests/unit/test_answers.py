@@ -53,7 +53,8 @@ def attempt(head: RequestHead, *, is_draining: bool = False) -> tuple[Request | 
 
 def relayed(asked: Request, block: bytes, body: int, *, close: bool = False) -> tuple[bytes, Fields]:
     """The status line and the fields (sorted by name) of the client's head for the upstream's."""
-    return parted(answers.relayed_head(asked, parse_response_head(block), body, close=close))
+    text, _ = answers.relayed_head(asked, parse_response_head(block), body, close=close)
+    return parted(text)
 
 
 def parted(head: bytes) -> tuple[bytes, Fields]:

@@ -128,7 +128,7 @@ def keyed(*lines: str, path: Path) -> str:
         pytest.param("session.sources", [{"header": "a", "prefix": "hs-"}], 'begins with "hs-"', id="prefix-hs"),
         pytest.param("session.sources", [{"header": "X-A"}, {"header": "x-a"}], "same place twice", id="source-twice"),
         pytest.param("session.sources", [{"body": "a"}, {"body": "a"}], "same place twice", id="body-source-twice"),
-        pytest.param("session.skip_when", [{}], "is missing", id="condition-empty"),
+        pytest.param("session.skip_when", [{}], "must name either", id="condition-empty"),
         pytest.param("session.skip_when", [{"header": ""}], "not the name of a header", id="condition-bad-name"),
         pytest.param("session.forward_key", "yes", "one of 'auto', 'always' or 'never'", id="forward-key"),
         pytest.param("session.body_limit_bytes", 0, "must be at least 1", id="body-limit-0"),

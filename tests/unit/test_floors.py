@@ -66,6 +66,9 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "work",
         (
             "relay/handler",
+            "relay/preparation",
+            "relay/shared",
+            "relay/silence",
             "relay/downstream",
             "relay/tunnel",
             "sessions/lineage",
