@@ -29,8 +29,11 @@ from sidecar.sessions.mapping import MappingPolicy
 from sidecar.sessions.sources import BodySource, HeaderSource, PromptCondition, Source
 from sidecar.sessions.store import open_store
 from sidecar.surface import inprocess, pages
-from sidecar.telemetry.exchanges import ExchangeLog, Sink
+from sidecar.telemetry.exchanges import ExchangeLog, ExchangeRecord, Sink
+from sidecar.telemetry.figures import Figures
 from sidecar.telemetry.metrics import Activity, Metrics
+from sidecar.telemetry.peers import Peers
+from sidecar.telemetry.recent import Recent
 
 _OWN_PAGES_TIMEOUT_S = 5.0
 _CLIENT_IDLE_S = 600.0
@@ -199,11 +202,14 @@ class App:
     backend: Backend
     monitor: Monitor
     pages: web.AppRunner
+    figures: Figures
+    peers: Peers | None = None
     _pace_timer: asyncio.TimerHandle | None = field(default=None)
 
     def begin(self) -> None:
         """Starts what runs by itself: the probes, and one timer that looks after slow and idle clients."""
         self.monitor.start()
+        self.figures.start()
         self._watch_pace()
 
     def _watch_pace(self) -> None:
@@ -217,22 +223,35 @@ class App:
     async def close(self) -> None:
         if self._pace_timer is not None:
             self._pace_timer.cancel()
+        self.figures.stop()
         await self.monitor.stop()
         await self.relay.lineage.close()
         await self.upstreams.close()
         await self.relay.pools["own"].close()
         await self.pages.cleanup()
+        if self.peers is not None:
+            await self.peers.close()
         self.relay.log.flush()
 
 
-async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> App:
+async def build(
+    settings: Settings, sink: Sink, *, url: str, connections_at_most: int, peers: Peers | None = None
+) -> App:
     """Wires the parts for the running event loop. Opens no connection yet.
 
-    `connections_at_most` is what the system allows, whatever the settings say.
+    `url` is where clients find the relay; `connections_at_most` is what the system allows, whatever the settings say;
+    `peers` are the other workers.
     """
     sources = [source.place for source in settings.session.sources]
     metrics = Metrics(ROUTE_NAMES, ["client", *sources, "none", "skipped"])
-    log = ExchangeLog(sink, metrics.exchange_ended)
+    recent = Recent()
+
+    def count(record: ExchangeRecord) -> None:
+        metrics.exchange_ended(record)
+        recent.exchange_ended(record)
+
+    log = ExchangeLog(sink, count)
+    figures = Figures(metrics)
     upstreams = Upstreams(settings)
     monitor = Monitor(
         upstreams.probe,
@@ -246,7 +265,15 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
     runner = await inprocess.make_runner(
         pages.application(
             pages.State(
-                settings.gateway.url, time.time(), monitor, metrics, is_draining=lambda: backend.relay.is_draining
+                settings.gateway.url,
+                time.time(),
+                monitor,
+                metrics,
+                figures,
+                recent,
+                relay_url=url,
+                has_relay_beside=settings.admin.host is None,
+                is_draining=lambda: backend.relay.is_draining,
             )
         )
     )
@@ -264,7 +291,7 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
         head_s=listen.head_timeout_s,
         body_s=listen.body_timeout_s,
         idle_s=_CLIENT_IDLE_S,
-        connections=min(listen.max_connections, connections_at_most),
+        connections=min(max(1, listen.max_connections // listen.workers), connections_at_most),
     )
     first_rules = rules(settings, monitor.picture, None)
     store = open_store(settings.store.url, workers=listen.workers, environ=os.environ)
@@ -282,7 +309,10 @@ async def build(settings: Settings, sink: Sink, *, connections_at_most: int) -> 
     metrics.activity = lambda: _activity(relay)
     metrics.picture = lambda: monitor.picture
     metrics.before_scrape = log.flush
-    return App(backend.relay, upstreams, backend, monitor, runner)
+    if peers is not None:
+        await peers.open(metrics.registry)
+        metrics.peers = peers
+    return App(backend.relay, upstreams, backend, monitor, runner, figures, peers)
 
 
 def _activity(relay: Relay) -> Activity:

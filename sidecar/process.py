@@ -7,7 +7,9 @@ import errno
 import gc
 import os
 import signal
+import socket
 import sys
+from contextlib import suppress
 
 import structlog
 import uvloop
@@ -17,36 +19,75 @@ from sidecar.capabilities.model import Picture, status_of
 from sidecar.capabilities.wording import summary_of
 from sidecar.config import ConfigFaults, Settings, load, not_built_yet
 from sidecar.server import Running, start
+from sidecar.supervisor import ALIVE, READY, Place, Supervisor
 from sidecar.telemetry import logs
 from sidecar.telemetry.exchanges import Sink
 from sidecar.telemetry.systemd import Notifier
 
+_BEAT_S = 0.5
+"""How often a worker tells its supervisor that it lives."""
 _EXTEND_S = 5.0
 """How often a drain asks systemd for more time, each time for twice as long."""
 
 
 def serve(settings: Settings) -> int:
     """Runs until a signal. The exit code: 0, or 1 if it could not start."""
-    sink = logs.configure(settings.log.level, settings.log.format)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, sink))
-
-
-async def _serve(settings: Settings, sink: Sink) -> int:
-    log = structlog.get_logger()
+    logs.configure(settings.log.level, settings.log.format)
     notifier = Notifier(os.environ)
-    signals = _Signals()  # before anybody is told that we listen: a service manager may stop us at once
+    handed = sockets.handed_sockets(os.environ)
+    if settings.listen.workers == 1:
+        return _run(settings, notifier, handed, None)
+    return _serve_with_workers(settings, notifier, handed)
+
+
+def _serve_with_workers(settings: Settings, notifier: Notifier, handed: list[socket.socket]) -> int:
+    listen = settings.listen
+    held = list(handed)
     try:
-        running = await start(settings, sink, handed=sockets.handed_sockets(os.environ))
+        if not handed:
+            held.append(sockets.tcp_socket(listen.host, listen.port, shared=True))
+            port = held[0].getsockname()[1]
+            settings = settings.model_copy(update={"listen": listen.model_copy(update={"port": port})})
     except OSError as error:
         sys.stderr.write(_why_not_started(settings, error) + "\n")
         return 1
-    log.info("listening", url=running.url, gateway=settings.gateway.url, version=__version__)
-    _tell_changes(running, notifier)
-    for sentence in not_built_yet(settings):
-        log.warning("not_built_yet", message=sentence)
-    notifier.send(READY=1, STATUS=f"Listening on {running.url}")
-    notifier.keep_watchdog()
+    url = f"http://{listen.host}:{settings.listen.port}"
+
+    def on_ready() -> None:
+        notifier.send(READY=1, STATUS=f"Listening on {url} with {listen.workers} workers")
+
+    supervisor = Supervisor(
+        listen.workers, lambda place: _run(settings, Notifier({}), handed, place), notifier, on_ready=on_ready
+    )
+    return supervisor.run(held)
+
+
+def _run(settings: Settings, notifier: Notifier, handed: list[socket.socket], place: Place | None) -> int:
+    sink = logs.configure(settings.log.level, settings.log.format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, sink, notifier, handed, place))
+
+
+async def _serve(
+    settings: Settings, sink: Sink, notifier: Notifier, handed: list[socket.socket], place: Place | None
+) -> int:
+    signals = _Signals()  # before anybody is told that we listen: a service manager may stop us at once
+    try:
+        running = await start(settings, sink, handed=handed, place=place)
+    except OSError as error:
+        sys.stderr.write(_why_not_started(settings, error) + "\n")
+        return 1
+    is_first = place is None or place.number == 0
+    if is_first:
+        _say_listening(running.url, settings)
+    if place is None:
+        notifier.send(READY=1, STATUS=f"Listening on {running.url}")
+        notifier.keep_watchdog()
+    else:
+        os.write(place.pulse, READY)
+        _keep_beating(place)
+    if is_first:
+        _tell_changes(running, notifier)
     gc.collect()
     gc.freeze()  # what exists now stays for good: full collections need not walk it
 
@@ -59,6 +100,25 @@ async def _serve(settings: Settings, sink: Sink) -> int:
 
     await _end(running, settings, signals, notifier)
     return 0
+
+
+def _say_listening(url: str, settings: Settings) -> None:
+    log = structlog.get_logger()
+    log.info("listening", url=url, gateway=settings.gateway.url, version=__version__)
+    for sentence in not_built_yet(settings):
+        log.warning("not_built_yet", message=sentence)
+    if settings.listen.workers > 1 and settings.store.url == "memory":
+        log.warning(
+            "store_not_shared",
+            message="Each worker remembers rotated sessions for itself. Set store.url to sqlite or redis.",
+        )
+
+
+def _keep_beating(place: Place) -> None:
+    """Tells the supervisor that this event loop turns."""
+    with suppress(OSError):
+        os.write(place.pulse, ALIVE)
+    asyncio.get_running_loop().call_later(_BEAT_S, _keep_beating, place)
 
 
 async def _end(running: Running, settings: Settings, signals: _Signals, notifier: Notifier) -> None:

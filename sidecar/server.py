@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
@@ -14,8 +15,10 @@ from sidecar.capabilities.model import Picture
 from sidecar.config import Settings
 from sidecar.relay.admission import Listener
 from sidecar.relay.downstream import Downstream
+from sidecar.supervisor import Place
 from sidecar.telemetry import logs
 from sidecar.telemetry.exchanges import Sink
+from sidecar.telemetry.peers import Peers
 
 _TAKE_LOOK_S = 0.05
 """How often a drain looks whether slow readers have taken their answers."""
@@ -93,37 +96,55 @@ class Running:
             await server.wait_closed()
 
 
-async def start(settings: Settings, sink: Sink | None = None, *, handed: Sequence[socket.socket] = ()) -> Running:
+async def start(
+    settings: Settings,
+    sink: Sink | None = None,
+    *,
+    handed: Sequence[socket.socket] = (),
+    place: Place | None = None,
+) -> Running:
     """Serves in the running event loop. Raises OSError when an address is taken.
 
-    `handed` are listening sockets that somebody else opened; they take the place of `listen`.
+    `handed` are listening sockets that somebody else opened; they take the place of `listen`. `place`: this is one of
+    several workers that share the port.
     """
+    is_first = place is None or place.number == 0
     has_admin = settings.admin.host is not None
     relay_listener: Listener = "relay" if has_admin else "all"
     listening: list[tuple[Listener, socket.socket]] = [(relay_listener, sock) for sock in handed]
     try:
         if not handed:
-            listening.append((relay_listener, sockets.tcp_socket(settings.listen.host, settings.listen.port)))
-            if settings.listen.unix_socket is not None:
-                listening.append((relay_listener, sockets.unix_socket(settings.listen.unix_socket)))
-        if settings.admin.host is not None and settings.admin.port is not None:
+            shared = place is not None
+            listen = settings.listen
+            listening.append((relay_listener, sockets.tcp_socket(listen.host, listen.port, shared=shared)))
+            if listen.unix_socket is not None and is_first:  # a file has one listener; the port has all
+                listening.append((relay_listener, sockets.unix_socket(listen.unix_socket)))
+        if settings.admin.host is not None and settings.admin.port is not None and is_first:
             listening.append(("admin", sockets.tcp_socket(settings.admin.host, settings.admin.port)))
     except OSError:
         for _, sock in listening:
             sock.close()
         raise
+    where = listening[0][1].getsockname()
+    url, port = _url(where), where[1] if isinstance(where, tuple) else 0
     app = await build(
         settings,
         sink or logs.configure(settings.log.level, settings.log.format),
+        url=url,
         connections_at_most=sockets.connections_at_most(),
+        peers=None if place is None else Peers(place.directory, place.number),
     )
     servers = [await _serve_on(sock, app, listener) for listener, sock in listening]
     app.begin()
-    where = listening[0][1].getsockname()
+    return Running(app, servers, url, port, is_handed=bool(handed))
+
+
+def _url(where: tuple[Any, ...] | str) -> str:
+    """A socket's own address, as a URL; `unix:` and a path for one without a port."""
     if not isinstance(where, tuple):
-        return Running(app, servers, f"unix:{where}", 0, is_handed=bool(handed))
+        return f"unix:{where}"
     host = f"[{where[0]}]" if ":" in where[0] else where[0]
-    return Running(app, servers, f"http://{host}:{where[1]}", where[1], is_handed=bool(handed))
+    return f"http://{host}:{where[1]}"
 
 
 async def _serve_on(sock: socket.socket, app: App, listener: Listener) -> asyncio.Server:

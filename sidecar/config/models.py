@@ -7,7 +7,7 @@ stands in private attributes, so that no file can set it and no repr shows it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PrivateAttr,
     SecretStr,
     StrictBool,
@@ -167,7 +168,33 @@ class SessionSettings(_Section):
 
 
 class StoreSettings(_Section):
+    # Without user name and password, whatever was written: they stand in `_user_info`.
     url: Annotated[str, AfterValidator(rules.store_url)] = "sqlite"
+
+    _user_info: SecretStr | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _put_the_password_apart(cls, values: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+        user_info = ""
+        if isinstance(values, dict) and isinstance(values.get("url"), str):
+            url, user_info = rules.split_store_url(values["url"])
+            values = values | {"url": url}
+        made = build(values)
+        if user_info:
+            made._user_info = SecretStr(user_info)
+        return made
+
+    @property
+    def has_password(self) -> bool:
+        return self._user_info is not None
+
+    @property
+    def full_url(self) -> SecretStr:
+        """The address to connect to, user name and password included."""
+        if self._user_info is None:
+            return SecretStr(self.url)
+        return SecretStr(f"redis://{self._user_info.get_secret_value()}@{self.url.removeprefix('redis://')}")
 
 
 class ProbeSettings(_Section):

@@ -27,6 +27,8 @@ def describe(settings: Settings) -> str:
             lines.append(f"# client tokens: {_set(settings.listen.client_tokens)}")
         if name == "gateway":
             lines.append(f"# token: {_set(settings.gateway.token)}")
+        if name == "store" and settings.store.url.startswith("redis://"):
+            lines.append(f"# password: {_set(settings.store.has_password)}")
     return "\n".join(lines) + "\n"
 
 
@@ -37,7 +39,6 @@ def not_built_yet(settings: Settings) -> list[str]:
 
 # A feature that gets built takes its line away.
 _NOT_BUILT_YET: tuple[tuple[Callable[[Settings], bool], str], ...] = (
-    (lambda s: s.listen.workers > 1, "listen.workers: this version runs one process, whatever the number."),
     (lambda s: bool(s.dashboard.url), "dashboard: this version does not ask the dashboard for anything yet."),
     (lambda s: "url" in s.store.model_fields_set, "store.url: this version keeps nothing, so it opens no store."),
     (lambda s: s.admin.host is not None, "admin: this version serves its own endpoints beside the relay."),

@@ -17,7 +17,11 @@ _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _BODY_PATH = re.compile(r"[A-Za-z0-9_$-]+(\.[A-Za-z0-9_$-]+)*\Z")
 _PREFIX = re.compile(r"[!-~]{0,64}\Z")
 _MOUNT = re.compile(r"(/[A-Za-z0-9._~-]+)+\Z")
-_REDIS = re.compile(r"redis://(?P<netloc>[^/?#]+)(/[0-9]{1,5})?\Z")
+_REDIS = re.compile(r"redis://(?P<netloc>[^/?#@]+)(/[0-9]{1,5})?\Z")
+# RFC 3986, 3.2.1, by which it is certain where the host begins: "/", "@" and the like stand there as %2F and %40.
+_USER_INFO = re.compile(
+    r"(?:[\w\-.~!$&'()*+,;=]|%[0-9A-F]{2})*:(?:[\w\-.~!$&'()*+,;=:]|%[0-9A-F]{2})+\Z", re.ASCII | re.I
+)
 
 # They name a person or a program. As a conversation key they would pour all of somebody's chats into one session,
 # and a secret would become a session id.
@@ -85,17 +89,32 @@ def mount(text: str) -> str:
     return text
 
 
+def split_store_url(text: str) -> tuple[str, str]:
+    """store.url without the `:password` or `user:password` in it, which may be shown, and these, or "".
+
+    Where it is not certain which is which, the text comes back as it is, for `store_url` to refuse.
+    """
+    user_info, at, address = text.removeprefix("redis://").rpartition("@")
+    if at and text.startswith("redis://") and _USER_INFO.match(user_info):
+        return f"redis://{address}", user_info
+    return text, ""
+
+
 def store_url(text: str) -> str:
+    """store.url after `split_store_url`."""
     if text in ("sqlite", "memory"):
         return text
     if text.startswith("sqlite:///") and len(text) > len("sqlite:///") and text.isprintable():
         return text
-    if "@" in text:
-        raise ValueError("must not hold a user name or a password")
     redis = _REDIS.match(text)
     if redis:
         addresses.gateway_base(f"http://{redis['netloc']}")  # the same rules for host and port
         return text
+    if text.startswith("redis://") and "@" in text:
+        raise ValueError(
+            'must have "user:password" or ":password" before its "@", and in these nothing but letters, digits and'
+            " -._~!$&'()*+,;= (write others as % and two hex digits)"
+        )
     raise ValueError('must be "sqlite", "sqlite:///path", "memory" or "redis://host:6379/0"')
 
 

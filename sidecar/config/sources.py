@@ -106,8 +106,13 @@ def credentials_source(settings_cls: type[BaseSettings], environ: Mapping[str, s
             ("listen", "tokens_file", "client-tokens"),
         ):
             path = Path(directory, name)
-            if path.is_file():
-                values[section] = {key: str(path)}
+            try:
+                path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                pass  # it may be there: reading it says why it cannot be used
+            values[section] = {key: str(path)}
     return Source(settings_cls, values)
 
 

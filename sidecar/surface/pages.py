@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 from aiohttp import web
 
 from sidecar import __version__, faults
-from sidecar.capabilities.model import Picture, is_chat_usable, status_of, undated
+from sidecar.capabilities.model import Picture, is_chat_usable, undated
 from sidecar.capabilities.monitor import Monitor
 from sidecar.capabilities.report import document
 from sidecar.capabilities.wording import summary_of
 from sidecar.surface.errors import envelope, fault_response
+from sidecar.surface.status_page import StatusPage
+from sidecar.surface.view import Facts
+from sidecar.telemetry.figures import Figures
 from sidecar.telemetry.metrics import Metrics
+from sidecar.telemetry.recent import Recent
 
 _EVENT_KEEPALIVE_S = 15.0
 """A comment line this often lets a listener, and the sidecar, notice that the other one has gone."""
@@ -34,7 +35,26 @@ class State:
     started_at: float
     monitor: Monitor
     metrics: Metrics
+    figures: Figures
+    recent: Recent
+    relay_url: str
+    has_relay_beside: bool
+    """The relay answers where these pages do."""
     is_draining: Callable[[], bool]
+
+    def facts(self) -> Facts:
+        return Facts(
+            picture=self.monitor.picture,
+            gateway_url=self.gateway_url,
+            relay_url=self.relay_url,
+            has_relay_beside=self.has_relay_beside,
+            is_draining=self.is_draining(),
+            started_at=self.started_at,
+            window=self.figures.window(),
+            stream_ends=self.metrics.stream_ends,
+            turns_by_source=self.recent.turns_by_source,
+            conversations=self.recent.newest_first(),
+        )
 
 
 def application(state: State) -> web.Application:
@@ -45,7 +65,7 @@ def application(state: State) -> web.Application:
     app.router.add_get("/capabilities", pages.capabilities)
     app.router.add_get("/capabilities/events", pages.events, allow_head=False)
     app.router.add_post("/capabilities/refresh", pages.refresh)
-    app.router.add_get("/sidecar/", pages.status)
+    StatusPage(state.monitor, state.facts).add_to(app.router)
     app.router.add_get("/metrics", pages.metrics)
     app.on_response_prepare.append(_name_ourselves)
     return app
@@ -109,22 +129,9 @@ class _Pages:
         finally:
             take_off()
 
-    async def status(self, _: web.Request) -> web.Response:
-        """The status page, as a person reads it."""
-        picture = self._monitor.picture
-        page = Template(files("sidecar.surface").joinpath("page/status.html").read_text("utf-8"))
-        text = page.substitute(
-            word=status_of(picture).capitalize(),
-            sentence=html.escape(summary_of(picture)),
-            gateway=html.escape(self._state.gateway_url),
-            version=__version__,
-        )
-        policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
-        return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": policy})
-
     async def metrics(self, request: web.Request) -> web.Response:
         """For Prometheus; OpenMetrics only for those who ask for it."""
-        body, content_type = self._state.metrics.exposition(request.headers.get("Accept", ""))
+        body, content_type = await self._state.metrics.exposition_of_all(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     def _document(self, picture: Picture) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from sidecar import __version__
 from sidecar.capabilities.model import CORE, ENHANCED, STATUSES, Picture, status_of
 from sidecar.faults import FaultCode
 from sidecar.telemetry.exchanges import End, ExchangeRecord
+from sidecar.telemetry.peers import Peers
 
 _PREFIX = "hermes_sidecar_"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -83,7 +84,7 @@ class Metrics(Collector):
         self.first_token = Histogram(_TURN_S)
         self.gaps = Histogram(_GAP_S)
         self._bytes = {"upstream": 0, "downstream": 0}
-        self._stream_ends: Counter[str] = Counter(dict.fromkeys(STREAM_ENDS, 0))
+        self.stream_ends: Counter[str] = Counter(dict.fromkeys(STREAM_ENDS, 0))
         self._upstream_errors: Counter[str] = Counter(dict.fromkeys(UPSTREAM_ERRORS, 0))
         self._mappings: Counter[tuple[str, str]] = Counter({(source, "mapped"): 0 for source in sources})
         self._tokens: Counter[str] = Counter({"prompt": 0, "completion": 0})
@@ -93,6 +94,7 @@ class Metrics(Collector):
         self.store_errors = 0
         self.activity: Callable[[], Activity] = Activity
         self.picture: Callable[[], Picture] = Picture
+        self.peers: Peers | None = None
         self.before_scrape: Callable[[], None] = lambda: None
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -113,7 +115,7 @@ class Metrics(Collector):
             self._bytes["downstream"] += record.answer_bytes
         if record.is_stream:
             # A stream that has begun is refused only when its own client's request turns out to be malformed.
-            self._stream_ends["client_left" if record.end == "refused" else record.end] += 1
+            self.stream_ends["client_left" if record.end == "refused" else record.end] += 1
         if record.first_token_s is not None:
             self.first_token.observe(record.first_token_s)
         for kind, count in record.usage.items():
@@ -143,6 +145,13 @@ class Metrics(Collector):
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
 
+    async def exposition_of_all(self, accept: str) -> tuple[bytes, str]:
+        """The same, with the other workers added up where there are some."""
+        if self.peers is None:
+            return self.exposition(accept)
+        self.before_scrape()
+        return await self.peers.exposition(self.registry, accept)
+
     # Reading
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
@@ -163,7 +172,7 @@ class Metrics(Collector):
             ("downstream",): self._bytes["downstream"] + now.bytes_down,
         }
         yield _counter("relayed_bytes", "Body bytes relayed.", ("direction",), relayed)
-        yield _counter("stream_ends", "How streams ended.", ("reason",), _keyed(self._stream_ends))
+        yield _counter("stream_ends", "How streams ended.", ("reason",), _keyed(self.stream_ends))
         yield _counter("upstream_errors", "What went wrong upstream.", ("kind",), _keyed(self._upstream_errors))
         yield _counter("session_mappings", "Where session ids came from.", ("source", "outcome"), self._mappings)
         yield _counter("session_rotations", "Sessions that went on under another id.", (), {(): self.rotations})

@@ -21,7 +21,7 @@ class Notifier:
         self._address = environ.pop("NOTIFY_SOCKET", "")
         usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         is_ours = pid in ("", str(os.getpid()))
-        self._watchdog_s = int(usec) / 2e6 if self._address and usec.isdigit() and int(usec) and is_ours else 0.0
+        self.watchdog_s = int(usec) / 2e6 if self._address and usec.isdigit() and int(usec) and is_ours else 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._has_warned = False
 
@@ -42,9 +42,9 @@ class Notifier:
 
     def keep_watchdog(self) -> None:
         """Says that we live, from the event loop, twice in each of the watchdog's periods."""
-        if self._watchdog_s:
+        if self.watchdog_s:
             self.send(WATCHDOG=1)
-            self._timer = asyncio.get_running_loop().call_later(self._watchdog_s, self.keep_watchdog)
+            self._timer = asyncio.get_running_loop().call_later(self.watchdog_s, self.keep_watchdog)
 
     def end(self) -> None:
         if self._timer is not None:

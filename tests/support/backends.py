@@ -1,4 +1,4 @@
-"""Backends in bytes, as the real ones answer a prober: hermes-agent, its dashboard, and what else speaks OpenAI's API."""
+"""Backends in bytes, as the real ones answer a prober: hermes-agent, its dashboard, and others with the OpenAI API."""
 
 from __future__ import annotations
 

@@ -73,9 +73,7 @@ async def running_sidecar(
     values: dict[str, dict[str, Any]] = {name: dict(keys) for name, keys in sections.items()}
     values.setdefault("listen", {}).setdefault("port", 0)
     values.setdefault("gateway", {}).setdefault("url", gateway_url)
-    values.setdefault("store", {}).setdefault(
-        "url", "memory"
-    )  # nothing of one test's, or the developer's, is remembered
+    values.setdefault("store", {}).setdefault("url", "memory")  # no test meets what another learned
     sidecar = Sidecar()
     loop = asyncio.get_running_loop()
     uncaught: list[dict[str, Any]] = []

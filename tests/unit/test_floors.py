@@ -79,7 +79,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("surface", ("surface", "surface/*", "verify", "verify/*")),
     ("composition", ("app",)),
-    ("process", ("server", "process")),
+    ("process", ("supervisor", "server", "process")),
     ("command line", ("cli", "commands", "__main__")),
 )
 

@@ -6,6 +6,7 @@ parser must understand the same way. Being stricter than llhttp is free; being l
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -116,7 +117,7 @@ def our_request(wire: bytes) -> tuple[Message, bytes]:
         head.minor, values(head.fields, b"content-length"), values(head.fields, b"transfer-encoding")
     )
     message = Message((head.method, head.target, b"1.%d" % head.minor), head.fields)
-    return message, block + b"\r\n" + _read_body(message, framing, body)
+    return message, _written_anew(block, head.fields) + _read_body(message, framing, body)
 
 
 def our_response(wire: bytes) -> tuple[Message, bytes]:
@@ -129,7 +130,13 @@ def our_response(wire: bytes) -> tuple[Message, bytes]:
         b"GET", head.status, values(head.fields, b"content-length"), values(head.fields, b"transfer-encoding")
     )
     message = Message((b"1.%d" % head.minor, b"%d" % head.status, head.reason), head.fields)
-    return message, block + b"\r\n" + _read_body(message, framing, body)
+    return message, _written_anew(block, head.fields) + _read_body(message, framing, body)
+
+
+def _written_anew(block: bytes, fields: Fields) -> bytes:
+    """The head as it goes on: one blank before each value, none behind it."""
+    first_line = block[: block.index(b"\r\n") + 2]
+    return first_line + b"".join([b"%b: %b\r\n" % line for line in fields]) + b"\r\n"
 
 
 def _read_body(message: Message, framing: int, body: bytes) -> bytes:
@@ -207,6 +214,9 @@ def test_a_response_of_the_grammar_is_read_alike(wire: bytes) -> None:
 
 # --- Valid messages, broken in places --------------------------------------------------------------------------------
 
+TAB_BEHIND_CODING = re.compile(rb"(?i)\ntransfer-encoding:[^\r\n]*\t\r\n")
+"""llhttp takes this tab for a part of the coding's name; RFC 9112, 5 has it removed. We write the field anew."""
+
 SPLINTERS = st.sampled_from(
     (
         *(bytes((byte,)) for byte in b'\r\n\t :;,\x00\x7f\x80\xff0159afgAZ+-_"/'),
@@ -264,7 +274,7 @@ def test_a_broken_request_that_we_take_is_read_alike(wire: bytes) -> None:
     else:
         assert theirs == ours
         with suppress(httptools.HttpParserError):
-            assert llhttp_request(wire) == ours or not ours.is_complete
+            assert llhttp_request(wire) == ours or not ours.is_complete or TAB_BEHIND_CODING.search(wire)
 
 
 @settings(max_examples=300)
@@ -281,10 +291,21 @@ def test_a_broken_response_that_we_take_is_read_alike(wire: bytes) -> None:
 
     assert llhttp_response(passed) == ours
     with suppress(httptools.HttpParserError):
-        assert llhttp_response(wire) == ours or not ours.is_complete
+        assert llhttp_response(wire) == ours or not ours.is_complete or TAB_BEHIND_CODING.search(wire)
 
 
 # --- Known differences -----------------------------------------------------------------------------------------------
+
+
+def test_where_llhttp_reads_otherwise() -> None:
+    """A tab behind `chunked`: for llhttp the body then ends with the connection. What we pass on has no such tab."""
+    wire = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\t\r\n\r\n0\r\n\r\n"
+    ours, passed = our_response(wire)
+
+    assert (ours.payload, ours.is_complete) == (b"", True)
+    assert llhttp_response(wire).is_complete is False
+    assert llhttp_response(passed) == ours
+
 
 GET = b"GET / HTTP/1.1\r\n"
 POST_CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -16,7 +16,8 @@ class Breaker:
     After a pause one attempt goes through, to find out; whoever comes while it runs is still skipped.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
         self._clock = clock
         self._failures = 0
         self._pause_s = 0.0  # 0: the store works
@@ -28,7 +29,7 @@ class Breaker:
             now = self._clock()
             if now < self._asks_at:
                 raise StoreUnavailable("skipped after a failure", is_skipped=True)
-            self._asks_at = now + LIMIT_S  # by then this attempt has ended, even if it was cancelled
+            self._asks_at = now + self._limit_s  # by then this attempt has ended, even if it was cancelled
         return self._failures
 
     def failed(self, attempt: int) -> float | None:

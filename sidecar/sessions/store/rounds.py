@@ -50,8 +50,11 @@ class Medium(Protocol):
 class RoundsStore:
     """The store over a medium."""
 
-    def __init__(self, medium: Medium, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, medium: Medium, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._medium = medium
+        self._limit_s = limit_s
         self._log = structlog.get_logger().bind(kind=medium.kind)
         self._instead: MemoryLineage | None = None
         self._reads: list[tuple[bytes, asyncio.Future[bytes | None]]] = []
@@ -59,7 +62,7 @@ class RoundsStore:
         self._sizes: list[asyncio.Future[int]] = []
         self._rounds: asyncio.Task[None] | None = None
         # Two, since a full disk can still be read.
-        self._breakers: dict[Doing, Breaker] = {"reading": Breaker(clock), "writing": Breaker(clock)}
+        self._breakers: dict[Doing, Breaker] = {"reading": Breaker(limit_s, clock), "writing": Breaker(limit_s, clock)}
 
     @property
     def is_shared(self) -> bool:
@@ -92,9 +95,9 @@ class RoundsStore:
 
     async def close(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(self._limit_s):
                 if self._rounds is not None:
-                    await asyncio.wait([self._rounds], timeout=LIMIT_S / 2)
+                    await asyncio.wait([self._rounds], timeout=self._limit_s / 2)
                 await self._medium.close()
         if self._rounds is not None:
             self._rounds.cancel()
@@ -109,10 +112,10 @@ class RoundsStore:
         if self._rounds is None:
             self._rounds = asyncio.create_task(self._run_rounds())
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(self._limit_s):
                 answer = await future
         except TimeoutError as exc:
-            unavailable = StoreUnavailable(f"no answer within {LIMIT_S * 1000:g} ms")
+            unavailable = StoreUnavailable(f"no answer within {self._limit_s * 1000:g} ms")
             self._failed(doing, attempt, unavailable)
             raise unavailable from exc
         except StoreUnavailable as exc:

@@ -53,9 +53,11 @@ class SqliteLineage:
         return await self._on_thread(self._opened.size)
 
     async def close(self) -> None:
-        if self._file is not None:
-            self._thread.submit(self._file.close)
-        self._thread.shutdown(wait=False)
+        try:
+            if self._file is not None:
+                await self._on_thread(self._file.close)
+        finally:
+            self._thread.shutdown(wait=False)
 
     @property
     def _opened(self) -> LineageFile:

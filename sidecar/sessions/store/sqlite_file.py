@@ -163,7 +163,7 @@ class LineageFile:
         self._room = 0
 
     def _connect(self) -> sqlite3.Connection:
-        """The open file, found to be whole and ours. Raises _Damaged, Unusable, and what SQLite and the system raise."""
+        """The open file, whole and ours. Raises _Damaged, Unusable, and what SQLite and the system raise."""
         self._make()
         db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
         try:
