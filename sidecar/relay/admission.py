@@ -283,7 +283,7 @@ def _decide(
     policy = rules.mapping
     may_read = request.method == b"POST" and request.body != 0 and request.route in _BODY_ROUTES
     may_read = may_read and b"content-encoding" not in watched and request.body <= rules.body_limit_bytes
-    document = None if body is None and may_read else document_of(body or b"")
+    document = None if body is None and may_read else document_of(body) if body else {}
     decision = decide(watched, policy, namespace, document=document, newest=newest)
     injects = policy.inject_body and request.route in ("runs", "responses") and may_read
     request.wants_body = decision.needs_body or (injects and body is None and decision.session_id is not None)

@@ -1,4 +1,4 @@
-"""The last minutes of a few figures, as a ring of samples of the metrics' cells. For a longer memory there is Prometheus.
+"""The last minutes of a few figures, as a ring of samples of the metrics' cells. Prometheus remembers longer.
 
 Law: nothing is added to the data path; whatever happened between two samples is told by how far the cells have moved.
 """

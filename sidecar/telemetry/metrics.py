@@ -24,6 +24,9 @@ from sidecar.telemetry.peers import Peers
 
 _PREFIX = "hermes_sidecar_"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHOD_NAMES = {name.encode(): name for name in METHODS}
+_CODES = ("none", *["other"] * 99, *map(str, range(100, 600)))
+"""By status; 0 is an exchange without an answer."""
 STREAM_ENDS = tuple(end for end in get_args(End) if end != "refused")
 OUTCOMES = ("mapped", "derived", "followed", "none", "refused")
 UPSTREAM_ERRORS = ("unreachable", "protocol_error", "timeout", "broke")
@@ -104,9 +107,8 @@ class Metrics(Collector):
 
     def exchange_ended(self, record: ExchangeRecord) -> None:
         route = record.route if record.route in self._durations else "other"
-        method = record.method.decode("latin-1")
-        code = str(record.status) if 100 <= record.status <= 599 else "none" if record.status == 0 else "other"
-        self._requests[(route, method if method in METHODS else "other", code)] += 1
+        code = _CODES[record.status] if record.status < len(_CODES) else "other"
+        self._requests[(route, _METHOD_NAMES.get(record.method, "other"), code)] += 1
         self._durations[route].observe(record.duration_s)
         if record.first_byte_s is not None:
             self._first_bytes[route].observe(record.first_byte_s)
@@ -191,6 +193,8 @@ class Metrics(Collector):
 
 
 def _upstream_error(record: ExchangeRecord) -> str | None:
+    if record.end == "complete":
+        return None
     code = record.fault.code if record.fault is not None else None
     if code is FaultCode.UPSTREAM_UNREACHABLE:
         return "unreachable"

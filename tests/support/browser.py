@@ -7,6 +7,7 @@ two more parts with versions of their own.
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import re
@@ -102,12 +103,24 @@ class Tab:
         """The document that is shown, by the id of its loader."""
         self._loaded: set[str] = set()
         self._changed = asyncio.Event()
+        self.requests: list[str] = []
+        """The URLs that the page has asked for since `watch`."""
+        self.complaints: list[str] = []
+        """What stands in its console as an error or a warning since `watch`, scripts that failed included."""
 
     def told(self, method: str, parameters: dict[str, Any]) -> None:
         if method == "Page.frameNavigated" and "parentId" not in parameters["frame"]:
             self._shown = parameters["frame"]["loaderId"]
         elif method == "Page.lifecycleEvent" and parameters["name"] == "load":
             self._loaded.add(parameters["loaderId"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(parameters["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning"):
+            self.complaints.append(json.dumps(parameters["args"]))
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
         self._changed.set()
 
     async def command(self, method: str, **parameters: object) -> dict[str, Any]:
@@ -117,6 +130,51 @@ class Tab:
         """Goes to `url` as if a person had typed it, and waits until it is loaded."""
         loader = (await self.command("Page.navigate", url=url))["loaderId"]
         await self._until(lambda: self._shown == loader and loader in self._loaded)
+
+    async def watch(self) -> None:
+        """Fills `requests` and `complaints` from now on."""
+        for domain in ("Network", "Runtime", "Log"):
+            await self.command(f"{domain}.enable")
+
+    async def look_through(self, *, width: int, is_dark: bool = False, height: int = 900) -> None:
+        """A window of that size, in CSS pixels, and what the system says about colours."""
+        await self.command(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        await self.command("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def switch_scripts_off(self) -> None:
+        """For the pages that are opened from now on."""
+        await self.command("Emulation.setScriptExecutionDisabled", value=True)
+
+    async def press(self, key: str) -> None:
+        """One key, as from a keyboard: `Tab`, `Enter`, …"""
+        number = {"Tab": 9, "Enter": 13, " ": 32}[key]
+        text = {"text": "\r"} if key == "Enter" else {"text": " "} if key == " " else {}
+        for kind in ("keyDown", "keyUp"):
+            said: dict[str, object] = dict(text) if kind == "keyDown" else {}
+            await self.command("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=number, **said)
+
+    async def shows(self, script: str, names: Mapping[str, object] | None = None) -> Any:
+        """What the expression gives, once that is true; whatever changes in the document is waited for."""
+        return await self.run(
+            f"""new Promise((done) => {{
+                const look = () => {{
+                    const value = {script};
+                    if (value) {{ watcher.disconnect(); done(value) }}
+                }};
+                const watcher = new MutationObserver(look);
+                watcher.observe(document, {{subtree: true, childList: true, attributes: true, characterData: true}});
+                look();
+            }})""",
+            names,
+        )
+
+    async def picture(self, path: Path) -> None:
+        """The whole page as a PNG."""
+        reply = await self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
     async def click(self, selector: str) -> None:
         """Clicks, and waits until the page that this leads to is loaded."""

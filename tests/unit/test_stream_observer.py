@@ -98,7 +98,7 @@ def events_of(stream: bytes) -> int:
     return events
 
 
-# --- However the bytes are cut -------------------------------------------------------------------------------------------
+# --- However the bytes are cut ---------------------------------------------------------------------------------------
 
 
 @given(STREAMS, st.lists(st.integers(0, 4000), max_size=12))
