@@ -54,7 +54,7 @@ class Upstreams:
         self.dashboard: Pool | None = None
         if dashboard.base is not None:
             tls = ssl.create_default_context() if dashboard.base.scheme == "https" else None
-            self.dashboard = _pool(dashboard.base, dashboard.url, tls, gateway.connect_timeout_s)
+            self.dashboard = _pool(dashboard.base, dashboard.url, tls, gateway.connect_timeout_s, who="dashboard")
 
     async def probe(self) -> Picture:
         """Asks both what they are and can do."""
@@ -106,10 +106,16 @@ class Upstreams:
 
 
 def _pool(
-    base: BaseUrl, url: str, tls: ssl.SSLContext | None, connect_timeout_s: float, *, spares: bool = True
+    base: BaseUrl,
+    url: str,
+    tls: ssl.SSLContext | None,
+    connect_timeout_s: float,
+    *,
+    spares: bool = True,
+    who: str = "gateway",
 ) -> Pool:
     connector = tcp_connector(base.host, base.port, tls)
-    return Pool(url, connector, connect_timeout_s=connect_timeout_s, keeps_spares=spares and tls is not None)
+    return Pool(url, connector, connect_timeout_s=connect_timeout_s, keeps_spares=spares and tls is not None, who=who)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

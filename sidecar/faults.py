@@ -180,20 +180,25 @@ def dashboard_refused() -> Fault:
     )
 
 
-def upstream_unreachable(address: str, why: str, *, detail: str = "") -> Fault:
-    return Fault(
-        FaultCode.UPSTREAM_UNREACHABLE,
-        f"The gateway at {address} could not be reached: {why}.",
-        "Start the gateway (hermes gateway run), or correct gateway.url. `hermes-sidecar check` shows what is set.",
-        detail=detail,
-    )
+_START = {
+    "gateway": "Start the gateway (hermes gateway run), or correct gateway.url. "
+    "`hermes-sidecar check` shows what is set.",
+    "dashboard": "Start the dashboard (hermes dashboard), or correct dashboard.url. Chat does not depend on it.",
+}
 
 
-def upstream_protocol_error(address: str, why: str, *, detail: str = "") -> Fault:
+def upstream_unreachable(address: str, why: str, *, detail: str = "", who: str = "gateway") -> Fault:
+    """`who` is `gateway` or `dashboard`."""
+    message = f"The {who} at {address} could not be reached: {why}."
+    return Fault(FaultCode.UPSTREAM_UNREACHABLE, message, _START[who], detail=detail)
+
+
+def upstream_protocol_error(address: str, why: str, *, detail: str = "", who: str = "gateway") -> Fault:
+    """`who` is `gateway` or `dashboard`."""
     return Fault(
         FaultCode.UPSTREAM_PROTOCOL_ERROR,
-        f"The gateway at {address} gave no usable answer: {why}.",
-        "Look at the gateway's own log. If the address is not that of an HTTP gateway, correct gateway.url.",
+        f"The {who} at {address} gave no usable answer: {why}.",
+        f"Look at the {who}'s own log. If the address is not that of an HTTP server of its kind, correct {who}.url.",
         detail=detail,
     )
 

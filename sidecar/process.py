@@ -87,7 +87,7 @@ async def _serve(
         os.write(place.pulse, READY)
         _keep_beating(place)
     if is_first:
-        _tell_changes(running, notifier)
+        _tell_changes(running, notifier, signals)
     gc.collect()
     gc.freeze()  # what exists now stays for good: full collections need not walk it
 
@@ -139,13 +139,16 @@ async def _end(running: Running, settings: Settings, signals: _Signals, notifier
     log.info("stopped")
 
 
-def _tell_changes(running: Running, notifier: Notifier) -> None:
-    """One line for each change of the status: a gateway that goes away is one line, not one for each request."""
+def _tell_changes(running: Running, notifier: Notifier, signals: _Signals) -> None:
+    """One line for each change of the status: a gateway that goes away is one line, not one for each request.
+
+    Until a signal comes: from then on the drain is what there is to say.
+    """
     said: list[str] = []
 
     def tell(picture: Picture) -> None:
         sentence = summary_of(picture)
-        if picture.probed_at is None or said == [sentence]:
+        if picture.probed_at is None or said == [sentence] or signals.first.is_set():
             return
         said[:] = [sentence]
         status = status_of(picture)

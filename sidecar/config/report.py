@@ -39,8 +39,6 @@ def not_built_yet(settings: Settings) -> list[str]:
 
 # A feature that gets built takes its line away.
 _NOT_BUILT_YET: tuple[tuple[Callable[[Settings], bool], str], ...] = (
-    (lambda s: bool(s.dashboard.url), "dashboard: this version does not ask the dashboard for anything yet."),
-    (lambda s: "url" in s.store.model_fields_set, "store.url: this version keeps nothing, so it opens no store."),
     (lambda s: s.admin.host is not None, "admin: this version serves its own endpoints beside the relay."),
 )
 

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from sidecar.faults import client_token_required
 from sidecar.relay.wire import Field
@@ -82,6 +83,7 @@ class CredentialPolicy:
         ]
 
 
+@lru_cache(maxsize=256)
 def _has_credential(value: bytes) -> bool:
     """`Bearer` with nothing after it is what a frontend sends when its key field was left empty."""
     scheme, _, credential = value.strip(b" \t").partition(b" ")

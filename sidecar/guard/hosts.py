@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sidecar.faults import host_not_allowed, invalid_request, origin_not_allowed
 from sidecar.relay.fields import Watched, list_members, values
@@ -76,6 +77,7 @@ def check_host(watched: Watched, target_authority: bytes | None, minor: int, pol
         raise host_not_allowed()
 
 
+@lru_cache(maxsize=1024)
 def _is_own_name(authority: bytes, policy: DoorPolicy) -> bool:
     match = _AUTHORITY.fullmatch(authority.lower())
     return match is not None and match[1] in policy.names

@@ -55,7 +55,7 @@ _BODY_ROUTES = ("chat_completions", "responses", "runs")
 SAFE_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 
-_ID_PREFIX = os.urandom(6).hex()
+_ID_PREFIX = os.urandom(6).hex().encode()
 _id_counter = itertools.count(1)
 
 
@@ -258,7 +258,10 @@ def admit(
         request.session_id, request.sent_id = decision.session_id, decision.sent_id
         request.source, request.is_derived = decision.source, decision.derived
         request.answer_fields = list(decision.given_back)
-        added += [line for line in decision.added if line[0].lower() not in options & _ROUTE_KEYS]
+        if options & _ROUTE_KEYS:
+            added += [line for line in decision.added if line[0].lower() not in options & _ROUTE_KEYS]
+        else:
+            added += decision.added
         request.credentials = rules.credentials.to_upstream(authorization)
         added += request.credentials
         if target != b"*":
@@ -398,6 +401,6 @@ def _request_id(watched: Watched, added: Fields) -> bytes:
     lines = watched.get(b"x-request-id")
     if lines:
         return lines[0][1]
-    made = f"{_ID_PREFIX}{next(_id_counter):012x}".encode()
+    made = b"%b%012x" % (_ID_PREFIX, next(_id_counter))
     added.append((b"X-Request-Id", made))
     return made

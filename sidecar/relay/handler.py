@@ -4,7 +4,8 @@ The story, in order: `begin` admits the request and decides its session; `_ask` 
 head, pieces and end go to the client in the call that brought them; exactly one of `complete`, `client_left`,
 `upstream_broke`, `timeout`, `drained` and `refused` ends it.
 
-Law: nothing awaits here. Opening a connection is the only thing that takes time, and it has a task of its own.
+Law: the usual exchange awaits nothing. What takes time (opening a connection, finding out where a session went on,
+holding a body that names it) has a task of its own, and leaving cancels it.
 """
 
 from __future__ import annotations
@@ -246,7 +247,11 @@ class Exchange:
     def observer_of(self, head: ResponseHead) -> PayloadObserver | None:
         if self.request.destination != "gateway":
             return None
-        content_type = next((value for name, value in head.fields if name.lower() == b"content-type"), b"")
+        content_type = b""
+        for name, value in head.fields:
+            if len(name) == 12 and name.lower() == b"content-type":
+                content_type = value
+                break
         if content_type[:17].lower() == b"text/event-stream":
             self._observer = StreamObserver(self._relay.gaps)
         elif self.request.route in ("chat_completions", "responses"):
@@ -266,10 +271,14 @@ class Exchange:
             observed = self._relay.backend.observed
             if observed.is_curious(request.route, had_image=self._has_image):
                 observed.answered(request.route, head, had_image=self._has_image)
-        elif head.status == 401 and self._may_renew_token():
+        elif head.status == 401 and request.dashboard_token is not None and self._can_be_sent_again:
             self._leave_upstream()
             self._answer_status = self.answer_bytes = 0
-            self._connecting = asyncio.get_running_loop().create_task(self._ask_with_new_token())
+            if self._has_renewed:
+                self._refuse(faults.dashboard_refused())
+            else:
+                self._has_renewed = True
+                self._connecting = asyncio.get_running_loop().create_task(self._ask_with_new_token())
             return
         # One write for head and piece, for the same reason as in Upstream.ask.
         lines, answered_id = answers.relayed_head(self.request, head, body, close=self._closes)
@@ -277,13 +286,10 @@ class Exchange:
         if answered_id is not None and request.sent_id is not None and request.may_rotate and head.status < 300:
             self._relay.lineage.learn(request.sent_id, answered_id)
 
-    def _may_renew_token(self) -> bool:
-        """Whether a 401 is the dashboard's word on the sidecar's token, and the whole request can be sent again."""
-        request = self.request
-        if self._has_renewed or request.destination != "dashboard" or request.route == "dashboard":
-            return False
-        self._has_renewed = True
-        return self._request_is_over and (not request.body or bool(self._held.content()))
+    @property
+    def _can_be_sent_again(self) -> bool:
+        """Whether all of the request is still held; only a refused token lets it be sent once more."""
+        return self._request_is_over and (not self.request.body or bool(self._held.content()))
 
     def heard(self) -> None:
         if self._silence is not None:
@@ -309,7 +315,7 @@ class Exchange:
         if not self.request.is_upgrade:
             upstream.leave()
             why = "it switched to another protocol without being asked"
-            self._refuse(faults.upstream_protocol_error(self._pool.name, why))
+            self._refuse(self._protocol_fault(why))
             return
         self._first_byte_at = time.monotonic()
         self._answer_status = head.status
@@ -348,9 +354,13 @@ class Exchange:
                 # The connection had gone stale. A safe request may be repeated: once, on a fresh one.
                 self._connecting = asyncio.get_running_loop().create_task(self._connect())
             else:
-                self._refuse(faults.upstream_protocol_error(self._pool.name, why))
+                self._refuse(self._protocol_fault(why))
         else:
-            self._refuse(faults.upstream_protocol_error(self._pool.name, why))
+            self._refuse(self._protocol_fault(why))
+
+    def _protocol_fault(self, why: str) -> Fault:
+        who = "dashboard" if self.request.destination == "dashboard" else "gateway"
+        return faults.upstream_protocol_error(self._pool.name, why, who=who)
 
     def drain(self) -> None:
         """The grace is over: breaks off what is still running."""
@@ -378,9 +388,9 @@ class Exchange:
         if self._answer_status:
             self._break("refused")
             return
-        # A request that is not valid leaves in doubt where the next one would begin.
         if fault.code in _END_OF and self.request.destination == "gateway":
             self._relay.backend.trouble()
+        # A request that is not valid leaves in doubt where the next one would begin.
         self._closes = self._closes or not self._request_is_over or fault.code is FaultCode.INVALID_REQUEST
         self._answer_status = fault.status
         self._client.transport.write(answers.fault(fault, self.request, close=self._closes))

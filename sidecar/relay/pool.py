@@ -55,9 +55,14 @@ Connector = Callable[[Factory], Awaitable[Upstream]]
 class Pool:
     """The connections to one upstream."""
 
-    def __init__(self, name: str, connector: Connector, *, connect_timeout_s: float, keeps_spares: bool) -> None:
-        """`name` is the address that faults show. `keeps_spares`: opening is dear (TLS), so one is opened ahead."""
+    def __init__(
+        self, name: str, connector: Connector, *, connect_timeout_s: float, keeps_spares: bool, who: str = "gateway"
+    ) -> None:
+        """`name` is the address that faults show. `keeps_spares`: opening is dear (TLS), so one is opened ahead.
+        `who` it is: `gateway` or `dashboard`.
+        """
         self.name = name
+        self._who = who
         self._connector = connector
         self._connect_timeout_s = connect_timeout_s
         self._keeps_spares = keeps_spares
@@ -164,9 +169,9 @@ class Pool:
                 return await self._connector(lambda: Upstream(self))
         except TimeoutError as exc:
             why = f"it did not answer within {self._connect_timeout_s:g} s"
-            raise upstream_unreachable(self.name, why, detail=repr(exc)) from exc
+            raise upstream_unreachable(self.name, why, detail=repr(exc), who=self._who) from exc
         except OSError as exc:
-            raise _unreachable(self.name, exc) from exc
+            raise upstream_unreachable(self.name, _why(exc), detail=repr(exc), who=self._who) from exc
 
     def _renew_spare(self) -> None:
         if self._keeps_spares and not self._is_closed and self._opening is None and not self._spares:
@@ -260,18 +265,16 @@ def _is_ip_literal(host: str) -> bool:
     return True
 
 
-def _unreachable(name: str, exc: OSError) -> Fault:
-    detail = repr(exc)
+def _why(exc: OSError) -> str:
+    """A failed connection in words."""
     if isinstance(exc, ssl.SSLCertVerificationError):
-        why = f"its certificate was not accepted ({exc.verify_message})"
-    elif isinstance(exc, ssl.SSLError):
-        why = "it does not speak TLS as expected"
-    elif isinstance(exc, ConnectionRefusedError):
-        why = "nothing listens there (connection refused)"
-    elif isinstance(exc, socket.gaierror):
-        why = "its name could not be resolved"
-    elif isinstance(exc, ConnectionResetError):
-        why = "it closed the connection while it was being opened"
-    else:
-        why = f"the connection failed ({exc.strerror or type(exc).__name__})"
-    return upstream_unreachable(name, why, detail=detail)
+        return f"its certificate was not accepted ({exc.verify_message})"
+    if isinstance(exc, ssl.SSLError):
+        return "it does not speak TLS as expected"
+    if isinstance(exc, ConnectionRefusedError):
+        return "nothing listens there (connection refused)"
+    if isinstance(exc, socket.gaierror):
+        return "its name could not be resolved"
+    if isinstance(exc, ConnectionResetError):
+        return "it closed the connection while it was being opened"
+    return f"the connection failed ({exc.strerror or type(exc).__name__})"

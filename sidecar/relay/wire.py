@@ -31,7 +31,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: ([\t\x20-\x7e\x
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,16})([ \t]*+;[\t\x20-\x7e\x80-\xff]*+)?+\r\n")
 _CHUNK_SIZE_LIMIT_BYTES = 4096
 _TRAILER_LIMIT_BYTES = 16384
-_LENGTH = re.compile(rb"[0-9]{1,18}")
+_LENGTH_DIGITS = 18
 
 
 class WireError(ValueError):
@@ -141,7 +141,7 @@ def _response_framing(lengths: list[bytes], codings: list[bytes]) -> int:
 
 
 def _length(value: bytes) -> int:
-    if _LENGTH.fullmatch(value) is None:
+    if not value.isdigit() or len(value) > _LENGTH_DIGITS:
         raise WireError("its Content-Length is not a number")
     return int(value)
 

@@ -10,12 +10,21 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from sidecar.faults import invalid_session_key
 from sidecar.relay.fields import FRIENDLY_IDS, ROUTE_KEYS, SESSION_IDS, Watched
 from sidecar.relay.wire import Field
-from sidecar.sessions.sources import BodySource, Document, HeaderSource, PromptCondition, Source, is_usable
+from sidecar.sessions.sources import (
+    NO_DOCUMENT,
+    BodySource,
+    Document,
+    HeaderSource,
+    PromptCondition,
+    Source,
+    is_usable,
+)
 
 SIDECAR_SESSION = b"X-Hermes-Sidecar-Session"
 """Tells the client where its session id came from."""
@@ -50,8 +59,7 @@ class MappingPolicy:
         return frozenset(sources) | {name for name in self.skip_when if isinstance(name, bytes)}
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What the mapping decided for one request."""
 
     session_id: bytes | None
@@ -144,7 +152,7 @@ _BODY_FIELDS = {
 
 def injection(route: str, document: Document, session_id: bytes | None) -> tuple[str, bytes] | None:
     """The body field that binds this request to its session, where the route reads one and the client gave none."""
-    if session_id is None or route not in _BODY_FIELDS or not document:
+    if session_id is None or route not in _BODY_FIELDS or document is NO_DOCUMENT:
         return None
     name, given = _BODY_FIELDS[route]
     return None if any(document.get(field) for field in given) else (name, session_id)
@@ -163,19 +171,26 @@ def _single_value(watched: Watched, name: bytes) -> bytes | None:
 def legal_id(prefix: bytes, value: bytes, *, room: int = _LONGEST_ID) -> bytes:
     """`prefix` and `value` as one id that the gateway accepts: themselves where it would, else a hash of them.
 
-    The gateway refuses ids over 256 characters (`room` is what a namespace leaves of them), with `/`, `\\`, `..` or a
-    drive letter in front. Ids that begin like a derived one are derived as well, so that no key can be chosen to meet
-    another key's hash.
+    `room` is what a namespace leaves of the longest id. Ids that begin like a derived one are derived as well, so that
+    no key can be chosen to meet another key's hash.
     """
     wanted = prefix + value
-    if (
-        len(wanted) <= room
-        and _VISIBLE_ASCII.fullmatch(wanted) is not None
-        and b"/" not in wanted
-        and b"\\" not in wanted
-        and b".." not in wanted
-        and not wanted.startswith(DERIVED_PREFIX)
-        and _DRIVE_LETTER.match(wanted) is None
-    ):
+    if len(wanted) <= room and is_legal(wanted) and not wanted.startswith(DERIVED_PREFIX):
         return wanted
     return DERIVED_PREFIX + hashlib.sha256(wanted).hexdigest()[:40].encode()
+
+
+def is_legal(session_id: bytes) -> bool:
+    """Whether the gateway accepts this id: visible ASCII, no `/`, `\\` or `..`, no drive letter, not over 256 long."""
+    return len(session_id) <= _LONGEST_ID and _is_legal(session_id)
+
+
+@lru_cache(maxsize=4096)
+def _is_legal(session_id: bytes) -> bool:
+    return (
+        _VISIBLE_ASCII.fullmatch(session_id) is not None
+        and b"/" not in session_id
+        and b"\\" not in session_id
+        and b".." not in session_id
+        and _DRIVE_LETTER.match(session_id) is None
+    )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
-_UNFILLED = re.compile(rb"\{\{.*?\}\}|\$\{.*?\}", re.DOTALL)
+_TEMPLATES = ((b"{{", b"}}"), (b"${", b"}"))
 _PLACEHOLDERS = frozenset((b"", b"new", b"null", b"undefined"))
 
+_LONGEST_REMEMBERED = 256
+"""Longer values are judged anew each time: what is remembered must stay small."""
+
 Document = Mapping[str, Any]
-"""A request's JSON body, an object; an empty one stands for every other body."""
+"""A request's JSON body, an object."""
+NO_DOCUMENT: Document = MappingProxyType({})
+"""Stands for every other body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +30,11 @@ class HeaderSource:
     prefix: bytes = b""
     """Stands before every id from this source, so that equal ids of two products never meet."""
 
-    @property
-    def label(self) -> str:
-        """How answers, logs and metrics name this source."""
-        return f"header:{self.name.decode('latin-1')}"
+    label: str = field(init=False, default="")
+    """How answers, logs and metrics name this source."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", f"header:{self.name.decode('latin-1')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +80,41 @@ def is_usable(value: bytes) -> bool:
     Frontends send their templates unfilled on calls that have no conversation, such as the model list.
     """
     stripped = value.strip(b" \t")
-    return stripped.lower() not in _PLACEHOLDERS and _UNFILLED.search(stripped) is None
+    return _is_name(stripped) if len(stripped) <= _LONGEST_REMEMBERED else not _is_unfilled(stripped)
+
+
+@lru_cache(maxsize=4096)
+def _is_name(value: bytes) -> bool:
+    return value.lower() not in _PLACEHOLDERS and not _is_unfilled(value)
+
+
+def _is_unfilled(value: bytes) -> bool:
+    # No regular expression: one that looks for the end from every beginning takes seconds for a value full of them.
+    for opening, closing in _TEMPLATES:
+        start = value.find(opening)
+        if start >= 0 and value.find(closing, start + len(opening)) >= 0:
+            return True
+    return False
 
 
 def document_of(body: bytes) -> Document:
-    """The JSON object in `body`; an empty one where it is something else."""
+    """The JSON object in `body`; NO_DOCUMENT where it is something else.
+
+    Only UTF-8 is read, as RFC 8259, 8.1 has it: into another encoding `with_field` could put nothing.
+    """
     try:
-        document = json.loads(body)
+        document = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        return NO_DOCUMENT
+    return document if isinstance(document, dict) else NO_DOCUMENT
 
 
 def with_field(body: bytes, name: str, value: bytes) -> bytes:
-    """`body`, a JSON object, with one more field at its beginning; every other byte stays as it was."""
-    start = body.index(b"{") + 1
-    rest = body[start:]
-    comma = b"" if rest.lstrip(b" \t\r\n").startswith(b"}") else b","
+    """`body`, a JSON object, with one more field at its end; every other byte stays as it was.
+
+    At the end, since of two fields with one name parsers take the last: a `null` that was given loses.
+    """
+    end = body.rindex(b"}")
+    comma = b"" if body[:end].rstrip(b" \t\r\n").endswith(b"{") else b","
     field = json.dumps(name).encode() + b":" + json.dumps(value.decode("latin-1")).encode()
-    return body[:start] + field + comma + rest
+    return body[:end] + comma + field + body[end:]

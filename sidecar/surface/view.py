@@ -48,6 +48,10 @@ _ENDS = {
 _SOURCES = {"client": "named by the client", "none": "no conversation named", "skipped": "side task"}
 _DRAINING = "The sidecar is shutting down: running answers may finish, new requests are told to come again."
 
+_NO_DASHBOARD = (
+    "Optional. With dashboard.url set, hermes-agent's dashboard can fill in for what the gateway lacks."
+)
+
 
 class Facts(NamedTuple):
     """Everything that the page tells about, at one moment."""
@@ -91,7 +95,7 @@ def view(facts: Facts) -> dict[str, Any]:
             "url": dashboard.url,
             "state": _reachable(dashboard.reachable) if dashboard.url else "Not set up",
             "version": dashboard.version,
-            "trouble": dashboard.trouble,
+            "hint": dashboard.trouble if dashboard.url else _NO_DASHBOARD,
         },
         "sidecar": {"version": __version__, "started": _moment(facts.started_at), "url": address(facts.relay_url)},
         "page": {"hasRelay": facts.has_relay_beside, "hasNoRelay": not facts.has_relay_beside},
@@ -107,7 +111,9 @@ def view(facts: Facts) -> dict[str, Any]:
 
 
 def address(url: str) -> str:
-    """Where a program on this machine reaches the relay: nobody can call "any address"."""
+    """Where a program on this machine reaches the relay: nobody can call "any address", or a socket file by a URL."""
+    if url.startswith("unix:"):
+        return "http://localhost"
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 

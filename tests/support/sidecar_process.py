@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,15 +40,19 @@ class SidecarProcess:
         settings: Mapping[str, str] | None = None,
         *,
         environ: Mapping[str, str] | None = None,
+        handed: Sequence[socket.socket] = (),
+        handed_to: int | None = None,
     ) -> SidecarProcess:
         """A sidecar that listens, before `gateway_url`.
 
         `settings` are the configuration's environment variables without their common prefix, such as
         `GATEWAY__TOKEN`; `environ` are others, by their whole names. `home` is an empty directory: no configuration
-        or state of the developer's is used.
+        or state of the developer's is used. `handed` sockets reach it as systemd's socket activation would hand them
+        over, meant for the process `handed_to` if that is given.
         """
         process = await asyncio.create_subprocess_exec(
-            *command("serve"),
+            *(activated(handed, handed_to) if handed else command("serve")),
+            pass_fds=[sock.fileno() for sock in handed],
             cwd=_PROJECT,
             env={
                 **environment(home, {"LISTEN__PORT": "0", "GATEWAY__URL": gateway_url, **(settings or {})}),
@@ -150,6 +155,12 @@ async def run(home: Path, *arguments: str, settings: Mapping[str, str]) -> tuple
 def command(*arguments: str) -> Sequence[str]:
     """`hermes-sidecar` with `arguments`, by the interpreter that runs the tests."""
     return [sys.executable, "-m", "sidecar", *arguments]
+
+
+def activated(handed: Sequence[socket.socket], handed_to: int | None = None) -> Sequence[str]:
+    """`hermes-sidecar serve` with sockets that were opened for it; they must be passed on to the process as well."""
+    numbers = ",".join(str(sock.fileno()) for sock in handed)
+    return [sys.executable, "-m", "tests.support.activation", numbers, "" if handed_to is None else str(handed_to)]
 
 
 def environment(home: Path, settings: Mapping[str, str]) -> dict[str, str]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 from sidecar import __version__, cli
+from tests.support.capabilities import conforming
 
 SECRET = "s3cr3t-Marker"
 LIMIT_S = 30
+NOBODY = "http://127.0.0.1:9"  # the port of an old service that no machine runs any more
 
 
 def run(*arguments: str, home: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +65,6 @@ def test_check_shows_what_is_in_effect_and_no_secret(tmp_path: Path) -> None:
     assert {"workers = 3", "# client tokens: set", "# token: set", f"# file: {config}"} & {
         line.split(",")[0] for line in end.stdout.splitlines()
     } == {"workers = 3", "# client tokens: set", "# token: set", f"# file: {config}"}
-    assert "# - listen.workers: this version runs one process" in end.stdout
     assert SECRET not in end.stdout
 
 
@@ -90,13 +97,53 @@ def test_unusable_command_line_is_one_line_and_exit_2(arguments: list[str], comp
     assert SECRET not in end.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["check"], ["verify"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["check"], ["probe"], ["verify"], ["demo"]])
 def test_help_offers_the_config_and_no_option_for_a_secret(command: list[str], tmp_path: Path) -> None:
     end = run(*command, "--help", home=tmp_path)
 
     options = {word for word in end.stdout.split() if word.startswith("--")}
-    allowed = {"--config", "--help", "--version", "--once"}
+    allowed = {"--config", "--help", "--version", "--once", "--json", "--install-completion", "--show-completion"}
     assert (end.returncode, end.stderr, "--config" in options, options - allowed) == (0, "", True, set())
+
+
+def test_probe_of_nothing_is_words_and_exit_1(tmp_path: Path) -> None:
+    end = run("probe", home=tmp_path, HERMES_SIDECAR_GATEWAY__URL=NOBODY, HERMES_SIDECAR_GATEWAY__TOKEN=SECRET)
+
+    assert (end.returncode, end.stderr) == (1, "")
+    assert end.stdout.startswith(f"The gateway at {NOBODY} could not be reached: nothing listens there")
+    assert "\nStatus     disconnected\n" in end.stdout
+    assert end.stdout.endswith("\nNext: Start the gateway (hermes gateway run), or correct gateway.url.\n")
+    assert [mark in end.stdout for mark in ("\x1b", SECRET, "Traceback")] == [False] * 3
+
+
+def test_probe_as_json_is_the_document_of_the_capabilities_page(tmp_path: Path) -> None:
+    end = run("probe", "--json", home=tmp_path, HERMES_SIDECAR_GATEWAY__URL=NOBODY)
+
+    document = conforming(json.loads(end.stdout))
+    assert (end.returncode, end.stderr, document["status"]) == (1, "", "disconnected")
+
+
+def test_probe_is_coloured_on_a_terminal_and_as_wide_as_that(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "TERM": "xterm",
+        "HERMES_SIDECAR_GATEWAY__URL": NOBODY,
+    }
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "sidecar", "probe"], env=environ, stdout=theirs, timeout=LIMIT_S, check=False
+        )
+        shown = os.read(ours, 100_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+    assert "\x1b[31mdisconnected\x1b[0m" in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert max(len(line) for line in plain if not line.startswith("Gateway ")) <= 60
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -346,14 +346,53 @@ def test_all_faults_are_told_at_once_without_values_or_traces_of_the_library() -
         pytest.param(f"http://user:{SECRET}#x@h", id="hash-in-password"),
     ],
 )
-@pytest.mark.parametrize("key", ["gateway.url", "dashboard.url", "store.url"])
+@pytest.mark.parametrize("key", ["gateway.url", "dashboard.url"])
 def test_url_with_user_info_is_refused_without_echo(key: str, url: str) -> None:
     section, name = key.split(".")
 
-    found = faults({section: {name: url.replace("http:", "redis:") if section == "store" else url}})
+    found = faults({section: {name: url}})
 
     assert [line.startswith(f"{key}: must not hold a user name or a password") for line in found] == [True]
     assert SECRET not in found[0]
+
+
+@pytest.mark.parametrize(
+    "user_info",
+    [
+        pytest.param(SECRET, id="no-colon"),
+        pytest.param("user:", id="no-password"),
+        pytest.param(f":{SECRET}@", id="at-in-password"),
+        pytest.param(f":{SECRET}/x", id="slash-in-password"),
+        pytest.param(f":{SECRET}#x", id="hash-in-password"),
+        pytest.param(f":{SECRET}%zz", id="bad-escape"),
+        pytest.param(f":{SECRET} x", id="blank-in-password"),
+        pytest.param(f":{SECRET}ü", id="not-ascii"),
+    ],
+)
+def test_store_password_that_has_no_certain_end_is_refused_without_echo(user_info: str) -> None:
+    found = faults({}, {"HERMES_SIDECAR_STORE__URL": f"redis://{user_info}@h:1/0"})
+
+    assert [line.startswith('store.url: must have "user:password"') for line in found] == [True]
+    assert SECRET not in found[0]
+
+
+@pytest.mark.parametrize("user_info", [f":{SECRET}", f"user:{SECRET}", f"user:{SECRET}%2F%40:"])
+def test_store_password_is_kept_for_the_connection_and_shown_nowhere(user_info: str) -> None:
+    settings = from_mapping({}, {"HERMES_SIDECAR_STORE__URL": f"redis://{user_info}@h:1/0"})
+    copied = settings.model_copy(update={"listen": settings.listen})
+
+    shown = describe(settings)
+    assert settings.store.url == "redis://h:1/0"
+    assert copied.store.full_url.get_secret_value() == f"redis://{user_info}@h:1/0"
+    assert 'url = "redis://h:1/0"\n# password: set\n' in shown
+    assert not any(SECRET in text for text in (shown, repr(settings), str(settings.model_dump()), repr(copied.store)))
+
+
+@pytest.mark.parametrize("url", ["sqlite", "memory", "sqlite:///a@b:c", "redis://h:1/0"])
+def test_store_without_password_is_connected_to_as_written(url: str) -> None:
+    store = from_mapping({"store": {"url": url}}).store
+
+    assert [store.url, store.full_url.get_secret_value(), store.has_password] == [url, url, False]
 
 
 # --- Several settings together ---------------------------------------------------------------------------------------
@@ -780,13 +819,6 @@ def test_description_says_of_secrets_only_whether_they_are_set() -> None:
     ("values", "about"),
     [
         pytest.param({}, [], id="defaults"),
-        pytest.param({"listen": {"workers": 2}}, ["listen.workers"], id="workers"),
-        pytest.param({"dashboard": {"url": "http://h"}}, ["dashboard"], id="dashboard"),
-        pytest.param({"session": {"sources": [{"body": "a"}]}}, ["session.sources"], id="body-source"),
-        pytest.param({"session": {"inject_body": True}}, ["session.inject_body"], id="inject-body"),
-        pytest.param({"session": {"follow_rotation": True}}, ["session.follow_rotation"], id="rotation-asked-for"),
-        pytest.param({"session": {"follow_rotation": False}}, [], id="rotation-off"),
-        pytest.param({"store": {"url": "memory"}}, ["store.url"], id="store"),
         pytest.param({"admin": {"host": "::1", "port": 1}}, ["admin"], id="admin"),
     ],
 )

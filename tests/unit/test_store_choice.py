@@ -73,7 +73,7 @@ async def test_embedded_default_keeps_its_file_for_its_owner_alone(tmp_path: Pat
     directory = tmp_path / ".local" / "state" / "hermes-sidecar"
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert modes == {f"lineage.sqlite3{end}": 0o600 for end in ("", "-wal", "-shm", ".lock")}
+    assert modes == {f"lineage.sqlite3{end}": 0o600 for end in ("", "-wal", "-shm", ".opening")}
     await store.close()
 
 

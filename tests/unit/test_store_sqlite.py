@@ -175,6 +175,22 @@ def test_never_more_than_the_bound_and_not_much_less(path: Path) -> None:
     assert min(sizes[20:]) >= 1_800
 
 
+def test_full_store_does_not_count_at_every_write(path: Path) -> None:
+    """Counting reads the whole file: 30 ms at the bound, where a write takes a tenth of one."""
+    file = LineageFile(path, most=20_000)
+    file.open()
+    file.write({b"%d" % number: b"tip" for number in range(20_000)})
+    assert file._db is not None
+    asked: list[str] = []
+    file._db.set_trace_callback(asked.append)
+
+    for number in range(1_000):
+        file.write({b"%d" % (19_999 - number): b"other"})
+
+    assert sum("count(*)" in statement for statement in asked) <= 10
+    file.close()
+
+
 def test_use_is_noted_once_a_day_and_keeps_an_entry(file: LineageFile, clock: Clock) -> None:
     file.write({b"used": b"tip", b"unused": b"tip"})
 
@@ -277,7 +293,7 @@ def test_second_damaged_file_takes_the_place_of_the_first(path: Path) -> None:
         file.close()
 
     names = sorted(entry.name for entry in path.parent.iterdir())
-    assert names == ["lineage.sqlite3", "lineage.sqlite3.damaged", "lineage.sqlite3.lock"]
+    assert names == ["lineage.sqlite3", "lineage.sqlite3.damaged", "lineage.sqlite3.opening"]
     assert path.with_name("lineage.sqlite3.damaged").read_bytes() == b"two" * 1000
 
 

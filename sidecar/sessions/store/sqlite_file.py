@@ -111,8 +111,8 @@ class LineageFile:
         """Deletes what is too old, or too many. It reads the whole file, hence only now and then."""
         db.execute("DELETE FROM lineage WHERE used_at <= ?", (now - self._longest_s,))
         count = _count(db)
-        if count > self._most:
-            # A little more than needed, or a full store would do this at every write.
+        if self._most - count < self._most // 200:
+            # More than needed, and before it is quite full: a full store would come here at every write.
             spare = count - self._most + self._most // 100
             db.execute(
                 "DELETE FROM lineage WHERE session_id IN (SELECT session_id FROM lineage ORDER BY used_at LIMIT ?)",
@@ -147,7 +147,7 @@ class LineageFile:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # One worker at a time: two that find damage must not move each other's new file aside.
-            with _alone(self._path.with_name(f"{self._path.name}.lock")):
+            with _alone(self._path.with_name(f"{self._path.name}.opening")):
                 if self._damaged is not None and self._damaged == _identity(self._path):
                     self._move_aside("damage met in use")
                 try:
