@@ -41,7 +41,7 @@ audit: .venv/.ready ## look the installed packages up among the known vulnerabil
 serve: .venv/.ready ## run the sidecar in the foreground; ARGS="--config FILE"
 	@.venv/bin/hermes-sidecar serve $(ARGS)
 
-docs: .venv/.ready ## build these pages as a site in site/, every warning an error; ARGS=--quiet
+docs: .venv/.ready ## build these pages as a site in site/, every warning an error
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
 dist: .venv/.ready ## wheel and sdist in dist/, checked as the package index would

@@ -300,7 +300,7 @@ async def build(
         connections=min(max(1, listen.max_connections // listen.workers), connections_at_most),
     )
     first_rules = rules(settings, monitor.picture, None)
-    store = open_store(settings.store.url, workers=listen.workers, environ=os.environ)
+    store = open_store(settings.store.full_url.get_secret_value(), workers=listen.workers, environ=os.environ)
     await store.open()
     lineage = Lineage(
         store,
@@ -316,13 +316,14 @@ async def build(
     metrics.picture = lambda: monitor.picture
     metrics.before_scrape = log.flush
     if peers is not None:
-        await peers.open(metrics.registry)
+        await peers.open(metrics.registry, log.flush)
         metrics.peers = peers
     return App(backend.relay, upstreams, backend, monitor, runner, figures, peers)
 
 
 def _activity(relay: Relay) -> Activity:
     now = Activity()
+    now.is_draining = relay.is_draining
     for exchange in relay.exchanges:
         if exchange.request.is_own:  # a scrape must not see itself
             continue

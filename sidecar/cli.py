@@ -93,14 +93,9 @@ def serve(context: typer.Context, config: ConfigOption = None) -> int:
 def check(context: typer.Context, config: ConfigOption = None) -> int:
     """Read the configuration, and print what is in effect or what is wrong with it."""
     settings = _settings(context, config)
-    from sidecar.config import describe, not_built_yet
+    from sidecar.config import describe
 
     typer.echo(describe(settings), nl=False)
-    notes = not_built_yet(settings)
-    if notes:
-        typer.echo("\n# Accepted, but not done by this version:")
-    for note in notes:
-        typer.echo(f"# - {note}")
     return EXIT_OK
 
 
@@ -118,7 +113,18 @@ def probe(
 
 
 @app.command()
-def verify(context: typer.Context, config: ConfigOption = None) -> int:
+def verify(
+    context: typer.Context,
+    config: ConfigOption = None,
+    rotation: Annotated[
+        bool,
+        typer.Option(
+            "--rotation",
+            help="Prove instead that a conversation is followed when the gateway moves it to a new session: up to 26 "
+            "turns of 40 kB, which cost what they cost.",
+        ),
+    ] = False,
+) -> int:
     """Prove on the real chat path that two turns of one conversation land in one session.
 
     Asks the sidecar that runs at the configured address, or starts one for the check. The turns are real: the
@@ -127,7 +133,7 @@ def verify(context: typer.Context, config: ConfigOption = None) -> int:
     settings = _settings(context, config)
     from sidecar import commands
 
-    return commands.verify(settings)
+    return commands.verify(settings, rotation=rotation)
 
 
 @app.command()

@@ -27,9 +27,9 @@ LOOK_LIMIT_S = 2.0  # /healthz is answered from memory; who takes longer is no s
 OK, FAILED, INTERRUPTED = 0, 1, 130  # 130: 128 + SIGINT, as shells have it
 
 
-def verify(settings: Settings) -> int:
+def verify(settings: Settings, *, rotation: bool = False) -> int:
     """Prove continuity through the sidecar that runs at the configured address, or through a temporary one."""
-    return _run(_verify(settings))
+    return _run(_verify(settings, rotation=rotation))
 
 
 def probe(settings: Settings, *, as_json: bool) -> int:
@@ -42,16 +42,16 @@ def demo(settings: Settings, *, once: bool) -> int:
     return _run(_demo(settings, once=once))
 
 
-async def _verify(settings: Settings) -> int:
+async def _verify(settings: Settings, *, rotation: bool) -> int:
     base_url = _url(settings.listen.host, settings.listen.port)
     if settings.listen.port and await _is_sidecar(base_url):
         _say(f"Using the sidecar that runs at {base_url}")
-        return await _proof(base_url, settings)
+        return await _proof(base_url, settings, rotation=rotation)
     _say(f"No sidecar answers at {base_url}; starting one for this check.")
     local = _alone(settings, host="127.0.0.1", port=0)
     running = await start(local)
     try:
-        return await _proof(_url(local.listen.host, running.port), local)
+        return await _proof(_url(local.listen.host, running.port), local, rotation=rotation)
     finally:
         await running.stop()
 
@@ -93,9 +93,10 @@ async def _demo(settings: Settings, *, once: bool) -> int:
 # --- The pieces ------------------------------------------------------------------------------------------------------
 
 
-async def _proof(base_url: str, settings: Settings) -> int:
+async def _proof(base_url: str, settings: Settings, *, rotation: bool = False) -> int:
     tokens = settings.listen.client_tokens
-    verdict = await prove(base_url, bearer=tokens[0].token.decode() if tokens else None, say=_say)
+    bearer = tokens[0].token.decode() if tokens else None
+    verdict = await prove(base_url, bearer=bearer, say=_say, rotation=rotation)
     _say(f"{'OK' if verdict.ok else 'FAILED'}: {verdict.sentence}")
     return OK if verdict.ok else FAILED
 

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
 
 import structlog
 import uvloop
@@ -17,9 +16,9 @@ import uvloop
 from sidecar import __version__, sockets
 from sidecar.capabilities.model import Picture, status_of
 from sidecar.capabilities.wording import summary_of
-from sidecar.config import ConfigFaults, Settings, load, not_built_yet
+from sidecar.config import ConfigFaults, Settings, load
 from sidecar.server import Running, start
-from sidecar.supervisor import ALIVE, READY, Place, Supervisor
+from sidecar.supervisor import ALIVE, AT_ONCE, READY, Place, Supervisor, hear_signals
 from sidecar.telemetry import logs
 from sidecar.telemetry.exchanges import Sink
 from sidecar.telemetry.systemd import Notifier
@@ -45,6 +44,8 @@ def _serve_with_workers(settings: Settings, notifier: Notifier, handed: list[soc
     held = list(handed)
     try:
         if not handed:
+            if listen.port:  # alone first: to share it with a stranger who shares as well would be no fault
+                sockets.tcp_socket(listen.host, listen.port).close()
             held.append(sockets.tcp_socket(listen.host, listen.port, shared=True))
             port = held[0].getsockname()[1]
             settings = settings.model_copy(update={"listen": listen.model_copy(update={"port": port})})
@@ -71,7 +72,8 @@ def _run(settings: Settings, notifier: Notifier, handed: list[socket.socket], pl
 async def _serve(
     settings: Settings, sink: Sink, notifier: Notifier, handed: list[socket.socket], place: Place | None
 ) -> int:
-    signals = _Signals()  # before anybody is told that we listen: a service manager may stop us at once
+    # Before anybody is told that we listen: a service manager may stop us at once.
+    signals = _Signals(is_supervised=place is not None)
     try:
         running = await start(settings, sink, handed=handed, place=place)
     except OSError as error:
@@ -79,13 +81,12 @@ async def _serve(
         return 1
     is_first = place is None or place.number == 0
     if is_first:
-        _say_listening(running.url, settings)
+        _say_listening(running.url, settings, running.admin_url)
     if place is None:
         notifier.send(READY=1, STATUS=f"Listening on {running.url}")
         notifier.keep_watchdog()
     else:
-        os.write(place.pulse, READY)
-        _keep_beating(place)
+        _keep_beating(place, READY)
     if is_first:
         _tell_changes(running, notifier, signals)
     gc.collect()
@@ -102,11 +103,10 @@ async def _serve(
     return 0
 
 
-def _say_listening(url: str, settings: Settings) -> None:
+def _say_listening(url: str, settings: Settings, admin_url: str | None = None) -> None:
     log = structlog.get_logger()
-    log.info("listening", url=url, gateway=settings.gateway.url, version=__version__)
-    for sentence in not_built_yet(settings):
-        log.warning("not_built_yet", message=sentence)
+    admin = {} if admin_url is None else {"admin": admin_url}
+    log.info("listening", url=url, gateway=settings.gateway.url, **admin, version=__version__)
     if settings.listen.workers > 1 and settings.store.url == "memory":
         log.warning(
             "store_not_shared",
@@ -114,19 +114,25 @@ def _say_listening(url: str, settings: Settings) -> None:
         )
 
 
-def _keep_beating(place: Place) -> None:
-    """Tells the supervisor that this event loop turns."""
-    with suppress(OSError):
-        os.write(place.pulse, ALIVE)
+def _keep_beating(place: Place, beat: bytes = ALIVE) -> None:
+    """Tells the supervisor that this event loop turns. One that was killed takes its workers along."""
+    try:
+        os.write(place.pulse, beat)
+    except BlockingIOError:
+        pass  # it is stopped, and has not read for hours
+    except BrokenPipeError:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
     asyncio.get_running_loop().call_later(_BEAT_S, _keep_beating, place)
 
 
 async def _end(running: Running, settings: Settings, signals: _Signals, notifier: Notifier) -> None:
     log = structlog.get_logger()
     grace_s = settings.shutdown.grace_s
+    drain = asyncio.ensure_future(running.drain(grace_s))
+    await asyncio.sleep(0)  # it has begun when it is told: whoever reads that may rely on it
     log.info("draining", grace_s=grace_s, running=running.running_exchanges)
     notifier.send(STOPPING=1, STATUS=f"Draining: {running.running_exchanges} running, {grace_s:g} s at most")
-    drain = asyncio.ensure_future(running.drain(grace_s))
     hurry = asyncio.ensure_future(signals.second.wait())
     while not (drain.done() or hurry.done()):
         notifier.send(EXTEND_TIMEOUT_USEC=int(2e6 * _EXTEND_S))
@@ -162,9 +168,13 @@ def _tell_changes(running: Running, notifier: Notifier, signals: _Signals) -> No
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, the second for an end. SIGHUP asks to read the settings again."""
+    """SIGTERM and SIGINT: the first asks for a drain, the second for an end. SIGHUP asks to read the settings again.
 
-    def __init__(self) -> None:
+    For a supervised worker the second is another signal, since it may hear the first from several sides.
+    """
+
+    def __init__(self, *, is_supervised: bool) -> None:
+        self._is_supervised = is_supervised
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         self.received = asyncio.Event()
@@ -173,10 +183,19 @@ class _Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if is_supervised:
+            loop.add_signal_handler(AT_ONCE, self._stop_at_once)
+            hear_signals()
 
     def _stop(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+        if self.first.is_set() and not self._is_supervised:
+            self.second.set()
+        self.first.set()
         self.received.set()
+
+    def _stop_at_once(self) -> None:
+        self.second.set()
+        self._stop()
 
     def _reload(self) -> None:
         self.reload_wanted = True

@@ -29,13 +29,24 @@ _FAREWELL_S = 0.1
 class Running:
     """A sidecar that serves."""
 
-    def __init__(self, app: App, servers: list[asyncio.Server], url: str, port: int, *, is_handed: bool) -> None:
-        """`is_handed`: somebody else keeps the listening sockets, and hands them to the next process."""
+    def __init__(
+        self,
+        app: App,
+        servers: list[asyncio.Server],
+        url: str,
+        port: int,
+        *,
+        admin_url: str | None,
+        is_handed: bool,
+    ) -> None:
+        """`is_handed`: somebody else keeps the relay's listening sockets, and hands them to the next process."""
         self._app = app
         self._is_handed = is_handed
         self._servers = servers
         self.url = url
         self.port = port
+        self.admin_url = admin_url
+        """Where the own pages are, if they are not beside the relay."""
 
     @property
     def picture(self) -> Picture:
@@ -64,7 +75,7 @@ class Running:
         relay = self._app.relay
         relay.is_draining = True
         if self._is_handed:  # new connections wait in the sockets' backlog for the next process
-            for server in self._servers:
+            for server in self._servers[: None if self.admin_url is None else -1]:
                 server.close()
         try:
             async with asyncio.timeout(grace_s):
@@ -136,7 +147,8 @@ async def start(
     )
     servers = [await _serve_on(sock, app, listener) for listener, sock in listening]
     app.begin()
-    return Running(app, servers, url, port, is_handed=bool(handed))
+    admin_url = _url(listening[-1][1].getsockname()) if listening[-1][0] == "admin" else None
+    return Running(app, servers, url, port, admin_url=admin_url, is_handed=bool(handed))
 
 
 def _url(where: tuple[Any, ...] | str) -> str:

@@ -21,7 +21,12 @@ import structlog
 
 from sidecar.telemetry.systemd import Notifier
 
-_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+_STOP = {signal.SIGTERM, signal.SIGINT}
+_OBEYED = {*_STOP, signal.SIGHUP}
+_HEARD = {*_OBEYED, signal.SIGCHLD}
+AT_ONCE = signal.SIGUSR1
+"""Tells a worker to end without a drain. A second SIGTERM cannot: a service manager or a terminal sends one to the
+supervisor and to each worker as well, so that every worker hears the first of them twice."""
 _TOO_SOON_S = 1.0
 """A worker that dies so soon after its start is started again only after as long a pause."""
 _LOOK_S = 0.5
@@ -40,6 +45,11 @@ class Place:
 
 Work = Callable[[Place], int]
 """A worker's life; the answer is its exit code."""
+
+
+def hear_signals() -> None:
+    """For a worker that knows now what to do on a signal: those that came before reach it at once."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
 @dataclass(slots=True)
@@ -66,12 +76,12 @@ class Supervisor:
 
     def run(self, held: list[socket.socket]) -> int:
         """Runs until a signal, or until the workers cannot start. `held` sockets stay open meanwhile."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         with tempfile.TemporaryDirectory(prefix="hermes-sidecar-") as directory:
             for number in range(self._count):
                 self._start(number, Path(directory))
             while self._workers:
-                received = signal.sigtimedwait(_SIGNALS, _LOOK_S)
+                received = signal.sigtimedwait(_HEARD, _LOOK_S)
                 if received is not None:
                     self._obey(signal.Signals(received.si_signo))
                 self._listen()
@@ -83,11 +93,12 @@ class Supervisor:
     def _start(self, number: int, directory: Path) -> None:
         pulse, workers_end = os.pipe()
         os.set_blocking(pulse, False)
+        os.set_blocking(workers_end, False)
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            os.close(pulse)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            for reading_end in (pulse, *(worker.pulse for worker in self._workers.values())):
+                os.close(reading_end)  # so that a write fails once the supervisor is gone
             code = 1
             try:
                 code = self._work(Place(number, directory, workers_end))
@@ -101,11 +112,11 @@ class Supervisor:
     def _obey(self, number: signal.Signals) -> None:
         if number is signal.SIGCHLD:
             return
-        if number in (signal.SIGTERM, signal.SIGINT):
+        if number in _STOP:
             if not self._is_stopping:
                 self._notifier.send(STOPPING=1, STATUS="Draining")
+            number = AT_ONCE if self._is_stopping else signal.SIGTERM
             self._is_stopping = True
-            number = signal.SIGTERM
         for worker in self._workers.values():
             os.kill(worker.pid, number)
 

@@ -16,7 +16,7 @@ from sidecar.config.models import (
     SourceSettings,
     StoreSettings,
 )
-from sidecar.config.report import describe, not_built_yet
+from sidecar.config.report import describe
 
 __all__ = [
     "AdminSettings",
@@ -36,5 +36,4 @@ __all__ = [
     "describe",
     "from_mapping",
     "load",
-    "not_built_yet",
 ]

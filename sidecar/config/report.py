@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,6 @@ def describe(settings: Settings) -> str:
         if name == "store" and settings.store.url.startswith("redis://"):
             lines.append(f"# password: {_set(settings.store.has_password)}")
     return "\n".join(lines) + "\n"
-
-
-def not_built_yet(settings: Settings) -> list[str]:
-    """A sentence for each configured feature that this version accepts but does not do yet."""
-    return [sentence for is_asked_for, sentence in _NOT_BUILT_YET if is_asked_for(settings)]
-
-
-# A feature that gets built takes its line away.
-_NOT_BUILT_YET: tuple[tuple[Callable[[Settings], bool], str], ...] = (
-    (lambda s: s.admin.host is not None, "admin: this version serves its own endpoints beside the relay."),
-)
 
 
 def _set(secret: object) -> str:

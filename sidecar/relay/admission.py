@@ -21,7 +21,7 @@ from sidecar.relay import fields, wire
 from sidecar.relay.fields import Watched
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, WireError
 from sidecar.sessions.mapping import Decision, MappingPolicy, decide, injection
-from sidecar.sessions.sources import document_of, with_field
+from sidecar.sessions.sources import NO_DOCUMENT, document_of, with_field
 
 OWN_PATHS = frozenset(
     (b"/capabilities", b"/capabilities/events", b"/capabilities/refresh", b"/metrics", b"/healthz", b"/readyz")
@@ -286,12 +286,19 @@ def _decide(
     policy = rules.mapping
     may_read = request.method == b"POST" and request.body != 0 and request.route in _BODY_ROUTES
     may_read = may_read and b"content-encoding" not in watched and request.body <= rules.body_limit_bytes
-    document = None if body is None and may_read else document_of(body) if body else {}
+    document = None if body is None and may_read else document_of(body) if body else NO_DOCUMENT
     decision = decide(watched, policy, namespace, document=document, newest=newest)
     injects = policy.inject_body and request.route in ("runs", "responses") and may_read
     request.wants_body = decision.needs_body or (injects and body is None and decision.session_id is not None)
-    request.is_unread = not may_read and request.body != 0 and decision.source == "none" and policy.reads_bodies
-    if injects and body and document:
+    request.is_unread = (
+        decision.source == "none"
+        and policy.reads_bodies
+        and request.method == b"POST"
+        and request.route in _BODY_ROUTES
+        and request.body != 0
+        and (not may_read or (body is not None and document is NO_DOCUMENT))
+    )
+    if injects and body and document is not None:
         field_and_id = injection(request.route, document, decision.sent_id)
         if field_and_id is not None:
             request.new_body = with_field(body, *field_and_id)

@@ -53,6 +53,7 @@ class Exchange:
         "_started_at",
         "_tunnel",
         "_upstream",
+        "_was_asked",
         "answer_bytes",
         "request",
         "request_bytes",
@@ -81,6 +82,7 @@ class Exchange:
         self._looks_for_image = False
         self._has_image = False
         self._has_renewed = False
+        self._was_asked = False
         self._observer: PayloadObserver | None = None
         self.request_bytes = 0
 
@@ -141,6 +143,8 @@ class Exchange:
             self._connecting = None
             self._refuse(fault)
             return
+        except Exception as exc:  # a fault of ours: the turn goes on with what is known, nobody must hang on it
+            relay.log.failed(exc)
         if request.new_body is not None:
             self._held.replace(request.new_body)
         self._connecting = None
@@ -197,6 +201,7 @@ class Exchange:
     def _send(self, upstream: Upstream) -> None:
         request = self.request
         self._upstream = upstream
+        self._was_asked = True
         start = request.head + self._held.content()
         if request.destination != "dashboard" or not self._request_is_over:
             self._held.clear()  # nothing is ever sent twice, but for what a refused token kept from being read
@@ -303,9 +308,6 @@ class Exchange:
 
     def answer_end(self) -> None:
         self._upstream = None
-        request = self.request
-        if self.is_stream and request.sent_id is not None and request.may_rotate and self._answer_status < 300:
-            self._relay.backend.check_lineage(request.sent_id, request.credentials)
         self._end("complete")
         self._client.exchange_over(keep_alive=not self._closes)
 
@@ -430,6 +432,11 @@ class Exchange:
         if self._silence is not None:
             self._silence.end()
         request = self.request
+        # A turn's head tells where its session went on, unless it left before that was known, or never came.
+        has_told = end == "complete" and not self.is_stream
+        is_open = request.may_rotate and self._was_asked and self._answer_status < 300 and not has_told
+        if is_open and request.sent_id is not None:
+            self._relay.backend.check_lineage(request.sent_id, request.credentials)
         if self._tunnel is not None:
             self.request_bytes, self.answer_bytes = self._tunnel.passed_bytes
         observer = self._observer
@@ -456,6 +463,7 @@ class Exchange:
                 observer.usage if observer is not None and end == "complete" else {},
                 request.traceparent,
                 request.sent_id != request.session_id,
+                request.is_unread,
             )
         )
 

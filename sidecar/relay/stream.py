@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import deque
 from typing import Protocol
 
 _TAIL_BYTES = 4096
 """How much of the payload's end is searched for `usage`: the event that holds it, and `[DONE]` after it."""
+_TAIL_GROWS_TO_BYTES = 4 * _TAIL_BYTES
+"""Shortening it for every piece would cost more than all else here."""
 _TOKEN = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"[^"]')
 """The beginning of a delta that says something; the first chunk of many servers has an empty one."""
 _TOKEN_OVERLAP_BYTES = 64
@@ -24,7 +25,6 @@ _COUNTS = {"prompt": ("prompt_tokens", "input_tokens"), "completion": ("completi
 """Each type's names: chat completions say one, responses the other."""
 _MOST_TOKENS = 10**12
 """No answer has more; a number beyond it would only spoil the sum."""
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 _LINE_START_BYTES = 5
 """How much of an unfinished line is kept: enough to tell whether it is a data line."""
 
@@ -41,16 +41,20 @@ class PayloadObserver:
     __slots__ = ("_tail", "_tail_bytes")
 
     def __init__(self) -> None:
-        self._tail: deque[bytes] = deque()
+        self._tail: list[bytes] = []
         self._tail_bytes = 0
 
     def saw(self, payload: bytes) -> None:
         """Some of the payload passed."""
-        tail = self._tail
-        tail.append(payload)
+        self._tail.append(payload)
         self._tail_bytes += len(payload)
-        while self._tail_bytes - len(tail[0]) >= _TAIL_BYTES:
-            self._tail_bytes -= len(tail.popleft())
+        if self._tail_bytes > _TAIL_GROWS_TO_BYTES:
+            self._shorten_tail()
+
+    def _shorten_tail(self) -> None:
+        end = b"".join(self._tail)[-_TAIL_BYTES:]
+        self._tail = [end]
+        self._tail_bytes = len(end)
 
     @property
     def usage(self) -> dict[str, int]:
@@ -73,6 +77,7 @@ class StreamObserver(PayloadObserver):
         "_before_token",
         "_block_has_data",
         "_gaps",
+        "_is_between_events",
         "_last_event_at",
         "_line_start",
         "_skips_lf",
@@ -86,6 +91,8 @@ class StreamObserver(PayloadObserver):
         self._line_start = b""
         self._block_has_data = False
         self._skips_lf = False
+        self._is_between_events = True
+        """Nothing of what passed matters for what comes."""
         self._last_event_at = 0.0
         self._before_token = b""
         self.events = 0
@@ -93,16 +100,24 @@ class StreamObserver(PayloadObserver):
         """On the monotonic clock."""
 
     def saw(self, payload: bytes) -> None:
-        tail = self._tail  # as above, without the call: this runs for every token
-        tail.append(payload)
+        self._tail.append(payload)  # as above, without the call: this runs for every token
         self._tail_bytes += len(payload)
-        while self._tail_bytes - len(tail[0]) >= _TAIL_BYTES:
-            self._tail_bytes -= len(tail.popleft())
-        ended = self._ended_events(payload)
+        if self._tail_bytes > _TAIL_GROWS_TO_BYTES:
+            self._shorten_tail()
         if self.first_token_at is None:
             self._look_for_token(payload)
-        if not ended:
-            return
+        if (
+            self._is_between_events
+            and payload[:5] == b"data:"
+            and payload.find(b"\n") == len(payload) - 2
+            and payload[-1:] == b"\n"
+            and payload.find(b"\r") < 0
+        ):
+            ended = 1  # the usual piece: one whole event of one line
+        else:
+            ended = self._ended_events(payload)
+            if not ended:
+                return
         now = time.monotonic()
         if self.events:
             self._gaps.observe(now - self._last_event_at)
@@ -121,21 +136,14 @@ class StreamObserver(PayloadObserver):
 
     def _ended_events(self, payload: bytes) -> int:
         """How many events with data end in this payload."""
-        if payload.endswith(b"\n\n") and not self._line_start and not self._block_has_data and not self._skips_lf:
-            # The usual piece: whole events of one data line each, so that counting will do.
-            ends = payload.count(b"\n\n")
-            is_plain = payload.startswith(b"data:") and payload.count(b"\n") == 2 * ends
-            if is_plain and b"\r" not in payload and (ends == 1 or payload.count(b"\n\ndata:") == ends - 1):
-                return ends
-        return self._ended_events_by_line(payload)
-
-    def _ended_events_by_line(self, payload: bytes) -> int:
         if not payload:
             return 0
         if self._skips_lf and payload[:1] == b"\n":
             payload = payload[1:]
         self._skips_lf = payload.endswith(b"\r")
-        lines = _LINE_END.split(payload)
+        if b"\r" in payload:
+            payload = payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = payload.split(b"\n")
         lines[0] = self._line_start + lines[0]
         self._line_start = lines.pop()[:_LINE_START_BYTES]
         ended = 0
@@ -146,6 +154,7 @@ class StreamObserver(PayloadObserver):
             elif self._block_has_data:
                 ended += 1
                 self._block_has_data = False
+        self._is_between_events = not (self._line_start or self._block_has_data or self._skips_lf)
         return ended
 
 

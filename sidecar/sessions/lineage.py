@@ -90,6 +90,8 @@ class Lineage:
             self._count(exc)
         except TimeoutError:
             self._on_store_error("a chain of rotations took too long to read")
+        except Exception as exc:  # a fault of ours: no chat may hang on it
+            self._on_failure(exc)
 
     async def _ask_store(self, session_id: bytes) -> None:
         """Reads the chain to its end. A question has its own limit; a second one shares what the first has left."""
@@ -170,8 +172,12 @@ class Lineage:
         answers = await asyncio.gather(*writes, return_exceptions=True)
         unavailable = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
         for (session_id, successor), answer in zip(some.items(), answers, strict=True):
-            if not isinstance(answer, StoreUnavailable) and self._unwritten.get(session_id) == successor:
+            if isinstance(answer, StoreUnavailable):
+                continue
+            if self._unwritten.get(session_id) == successor:
                 del self._unwritten[session_id]
+            if isinstance(answer, Exception):
+                self._on_failure(answer)
         if unavailable:
             self._count(unavailable[0])
         return not unavailable

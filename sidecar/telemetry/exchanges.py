@@ -52,6 +52,8 @@ class ExchangeRecord(NamedTuple):
     traceparent: bytes | None = None
     is_followed: bool = False
     """The id that was sent is a later one of the same session."""
+    is_unread: bool = False
+    """Its body might have named the session, but was too long or of another kind."""
 
 
 class ExchangeLog:

@@ -73,6 +73,7 @@ class Activity:
         self.streams = 0
         self.bytes_up = 0
         self.bytes_down = 0
+        self.is_draining = False
 
 
 class Metrics(Collector):
@@ -169,6 +170,7 @@ class Metrics(Collector):
         active = {(route,): now.requests[route] for route in self._routes if route != "own"}
         yield _gauge("active_requests", "Relayed requests that are running.", ("route",), active)
         yield _gauge("active_streams", "Streamed answers that are running.", (), {(): now.streams})
+        yield _gauge("draining", "1 while what runs is finished and nothing new taken.", (), {(): now.is_draining})
         relayed = {
             ("upstream",): self._bytes["upstream"] + now.bytes_up,
             ("downstream",): self._bytes["downstream"] + now.bytes_down,
@@ -212,7 +214,7 @@ def _outcome(record: ExchangeRecord) -> str | None:
     if record.destination != "gateway" or record.end == "refused" or not record.request_id:
         return None  # a preflight, which is answered before it gets an id, has no session either
     if record.session_id is None:
-        return "none"
+        return "unread" if record.is_unread else "none"
     if record.is_followed:
         return "followed"
     return "derived" if record.is_derived else "mapped"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,14 @@ from prometheus_client.registry import Collector
 
 _ANSWER_S = 1.0
 """How long a scrape waits for a worker; one that is just being replaced is left out."""
-_SAME_EVERYWHERE = ("hermes_sidecar_capability", "hermes_sidecar_status", "hermes_sidecar_build_info")
-"""Gauges that say the same of the one backend behind all workers: the scraped worker's word holds."""
+_NOT_SUMMED = (
+    "hermes_sidecar_capability",
+    "hermes_sidecar_status",
+    "hermes_sidecar_build_info",
+    "process_start_time_seconds",
+    "process_max_fds",
+)
+"""What makes no sense as a sum: the scraped worker's word holds, which for the backend behind all is everybody's."""
 
 Family = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 """Name, help, type and samples (name, labels, value) of a metric."""
@@ -32,10 +38,11 @@ class Peers:
         self._own = directory / f"{number}.sock"
         self._server: asyncio.Server | None = None
 
-    async def open(self, registry: CollectorRegistry) -> None:
-        """Answers the other workers from now on."""
+    async def open(self, registry: CollectorRegistry, before_scrape: Callable[[], None] = lambda: None) -> None:
+        """Answers the other workers from now on. `before_scrape` brings the figures up to date."""
 
         async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            before_scrape()
             with suppress(OSError):
                 writer.write(json.dumps(families_of(registry)).encode())
                 await writer.drain()
@@ -104,7 +111,7 @@ def added_up(workers: Iterable[Iterable[Family]]) -> list[Metric]:
                 key = (sample_name, tuple(labels.items()))
                 if key not in cells:
                     cells[key] = value
-                elif name not in _SAME_EVERYWHERE:
+                elif name not in _NOT_SUMMED:
                     cells[key] += value
     together: list[Metric] = []
     for name, (text, kind, cells) in families.items():

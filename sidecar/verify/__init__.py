@@ -18,6 +18,7 @@ from yarl import URL
 from sidecar.verify.caller import Caller
 from sidecar.verify.facts import End, Facts, History, HistoryState, Pair, Turn
 from sidecar.verify.judgement import Verdict, judge
+from sidecar.verify.rotation import prove_rotation
 from sidecar.verify.wording import progress, shown, without_key
 
 __all__ = ["Verdict", "verify"]
@@ -27,11 +28,17 @@ TURN_LIMIT_S = 180.0
 
 
 async def verify(
-    base_url: str, *, bearer: str | None, say: Callable[[str], None], turn_limit_s: float = TURN_LIMIT_S
+    base_url: str,
+    *,
+    bearer: str | None,
+    say: Callable[[str], None],
+    turn_limit_s: float = TURN_LIMIT_S,
+    rotation: bool = False,
 ) -> Verdict:
     """Verifies the sidecar at `base_url` and tells of each step through `say`.
 
-    `bearer` goes out as `Authorization: Bearer`: a client token where the sidecar wants one, or the gateway's key.
+    `rotation` proves instead that a conversation is followed which the gateway moves to another session. `bearer` goes
+    out as `Authorization: Bearer`: a client token where the sidecar wants one, or the gateway's key.
     Everything that can go wrong on the other side ends in a Verdict; nothing is raised but cancellation.
     The turns are real ones: an agent behind the gateway answers them, and the sessions stay there.
     """
@@ -42,6 +49,8 @@ async def verify(
     if not _is_http(address):
         return Verdict(False, f"{shown(address)} is not an http address.")
     async with Caller(address, bearer=token, turn_limit_s=turn_limit_s) as caller:
+        if rotation:
+            return await prove_rotation(caller, shown(address), turn_limit_s, say)
         model = await caller.model()
         text = await _pair(caller, model, "text", say)
         facts = Facts(shown(address), turn_limit_s, text)

@@ -127,6 +127,13 @@ def history_markers(body: bytes, markers: tuple[str, str]) -> tuple[bool, bool] 
     return first, second
 
 
+def history_session(body: bytes) -> str | None:
+    """Whose messages a history holds, where it says so."""
+    document = _json(body)
+    session_id = document.get("session_id") if isinstance(document, dict) else None
+    return session_id if isinstance(session_id, str) and session_id else None
+
+
 def first_model(body: bytes) -> str | None:
     document = _json(body)
     models = document.get("data") if isinstance(document, dict) else None

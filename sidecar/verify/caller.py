@@ -20,6 +20,7 @@ from sidecar.verify.answers import (
     StreamReader,
     first_model,
     history_markers,
+    history_session,
     read_completion,
     read_error,
 )
@@ -118,7 +119,7 @@ class Caller:
                 found = history_markers(body, markers)
                 if found is None:
                     return History(HistoryState.UNREADABLE, detail="the answer is not a list of messages")
-                return History(HistoryState.READ, *found)
+                return History(HistoryState.READ, *found, session_id=history_session(body))
             case 401 | 403:
                 return History(HistoryState.KEY_NEEDED)
             case 404 if read_error(body, from_sidecar=False).code == "session_not_found":

@@ -59,6 +59,8 @@ class History:
     has_first: bool = False
     has_second: bool = False
     detail: str = ""
+    session_id: str | None = None
+    """Whose history it is, as the answer says: of a session that was moved, the newest one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,19 @@ class Facts:
     limit_s: float
     text: Pair
     image: Pair | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Long turns under one key. `tip`: the session that the gateway moved them to; `following`: the turn after that."""
+
+    key: str
+    streamed: bool
+    turns: tuple[Turn, ...]
+    tip: str | None = None
+    following: Turn | None = None
+    history: History | None = None
+
+    @property
+    def all_turns(self) -> tuple[Turn, ...]:
+        return self.turns if self.following is None else (*self.turns, self.following)

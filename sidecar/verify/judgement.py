@@ -54,13 +54,9 @@ def judge_pair(pair: Pair, facts: Facts) -> Verdict:
     second = pair.second
     if second is None or pair.first.end is not End.COMPLETE or second.end is not End.COMPLETE:
         failed = pair.first if second is None or pair.first.end is not End.COMPLETE else second
-        return Verdict(False, failure(failed, facts))
+        return Verdict(False, failure(failed, facts.base_url, facts.limit_s))
     if pair.first.mapping is None:
-        return Verdict(
-            False,
-            f"the answers at {facts.base_url} carry no X-Hermes-Sidecar-Session: that is no hermes-sidecar, perhaps "
-            "the gateway itself. Point verify at the sidecar's address.",
-        )
+        return Verdict(False, no_sidecar(facts.base_url))
     history = pair.history or History(HistoryState.UNREADABLE, detail="it was not asked for")
     ids = (pair.first.session_id, second.session_id)
     if ids == (None, None):
@@ -77,6 +73,13 @@ def judge_pair(pair: Pair, facts: Facts) -> Verdict:
 
 
 # The pieces of a verdict
+
+
+def no_sidecar(address: str) -> str:
+    return (
+        f"the answers at {address} carry no X-Hermes-Sidecar-Session: that is no hermes-sidecar, perhaps the gateway "
+        "itself. Point verify at the sidecar's address."
+    )
 
 
 def _with_history(session_id: str, second: Turn, history: History) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from sidecar.verify.facts import End, Facts, Turn
+from sidecar.verify.facts import End, Turn
 
 
 def progress(turn: Turn) -> str:
@@ -17,8 +17,8 @@ def progress(turn: Turn) -> str:
     return f"{turn.name}: answered, {session}{mapping}"
 
 
-def failure(turn: Turn, facts: Facts) -> str:
-    """What went wrong in a turn, and what to do about it."""
+def failure(turn: Turn, address: str, limit_s: float) -> str:
+    """What went wrong in a turn at `address`, and what to do about it."""
     match turn.end:
         case End.COMPLETE:
             return f"{turn.name} was answered, but nothing followed."
@@ -26,12 +26,12 @@ def failure(turn: Turn, facts: Facts) -> str:
             return _refusal(turn)
         case End.UNREACHABLE:
             return (
-                f"nothing answers at {facts.base_url} ({turn.detail}). Start the sidecar (hermes-sidecar serve), or "
+                f"nothing answers at {address} ({turn.detail}). Start the sidecar (hermes-sidecar serve), or "
                 "correct the address."
             )
         case End.TIMED_OUT:
             return (
-                f"{turn.name} had no complete answer within {facts.limit_s:g} s. Look at what the gateway is doing; "
+                f"{turn.name} had no complete answer within {limit_s:g} s. Look at what the gateway is doing; "
                 "if its agent is only slow, try again."
             )
         case End.BROKE_OFF:

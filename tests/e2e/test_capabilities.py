@@ -251,7 +251,7 @@ async def test_chat_through_the_sidecar_before_litellm(proxy: LiteLlm, tmp_path:
         document = await refreshed(sidecar.url)
 
     assert [answer.status for answer in answers] == [200, 200]
-    texts = [chat.text_of(answer.body, streamed=streamed) for streamed, answer in enumerate(answers)]
+    texts = [chat.text_of(answer.body, streamed=bool(number)) for number, answer in enumerate(answers)]
     assert texts == [litellm.ANSWER] * 2
     assert in_short(document) == "++++? -----"
     assert (memory.status, memory.json()["error"]["message"]) == (404, "Memory browser requires the memory API.")

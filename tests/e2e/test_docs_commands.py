@@ -14,10 +14,9 @@ import pytest_asyncio
 
 from sidecar.demo.gateway import DemoGateway
 from tests.support.documents import ROOT, Block, runnable
-from tests.support.own_node import own_node_folder
+from tests.support.own_node import node, own_node_folder
 from tests.support.own_venv import own_venv
 from tests.support.sidecar_process import SidecarProcess, environment
-from tests.support.tools import needed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
@@ -57,11 +56,11 @@ def command_of(block: Block, text: str, folder: Path) -> list[str]:
         python = own_venv(*_PYTHONS[needs]) / "bin" / "python" if needs else Path(sys.executable)
         return [str(python), str(script)]
     assert needs is not None, f"{block.place}: which packages does it need?"
-    node = needed("node", package="nodejs")
+    program = node()
     # Beside node_modules: that is where a module looks for its packages.
     script = own_node_folder(needs, *_NODES[needs]) / f"{folder.name}-{secrets.token_hex(4)}.mjs"
     script.write_text(text)
-    return [str(node), str(script)]
+    return [str(program), str(script)]
 
 
 def environment_of(sidecar: SidecarProcess, demo: DemoGateway, home: Path) -> Mapping[str, str]:
@@ -99,9 +98,3 @@ async def test_block_does_what_the_page_says(
     assert process.returncode == 0, output.decode()
     assert block.run is not None
     assert (block.run.prints or "") in output.decode()
-
-
-def test_tutorial_and_how_to_have_blocks_that_run() -> None:
-    folders = {block.page.split("/")[1] for block in BLOCKS if block.page.startswith("docs/")}
-
-    assert {"tutorial", "how-to"} <= folders

@@ -7,13 +7,24 @@ import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
 from sidecar.demo.gateway import DemoGateway
-from tests.support.backends import HERMES, LIST, OLLAMA, Answerer, answering_by, as_json, hermes_gateway
+from tests.support.backends import (
+    HERMES,
+    LIST,
+    OLLAMA,
+    Answer,
+    Answerer,
+    answering_by,
+    as_json,
+    as_text,
+    hermes_gateway,
+)
 from tests.support.browser import Browser, Tab, chromium
 from tests.support.npm import npm_package
 from tests.support.raw_client import JSON, STREAMED_CHAT, ask, raw_client
@@ -130,12 +141,8 @@ async def test_state(
             assert await tab.run(WORD) == word
             assert str(await tab.run(SENTENCE)).startswith(sentence)
             assert await tab.run("document.title") == f"{word} · hermes-sidecar"
-            assert (
-                await tab.run(
-                    "getComputedStyle(document.querySelector(`.sign .if-${document.documentElement.dataset.status}`)).display"
-                )
-                == "inline"
-            )
+            sign = f"document.querySelector('.sign .if-{word.lower()}')"
+            assert await tab.run(f"getComputedStyle({sign}).display") == "inline"
             assert await has_no_sideways_scroll(tab)
             assert await accessibility_faults(tab) == []
             assert await has_no_sideways_scroll(tab)
@@ -146,10 +153,10 @@ async def test_draining_is_told_while_the_page_is_open(browser: Browser) -> None
         connection.write(STREAM_HEAD)
         await connection.ended(limit_s=60)
 
-    def answer(request: Received) -> object:
+    def answer(request: Received) -> Answer:
         return endless if request.method == b"POST" else hermes_gateway()(request)
 
-    async with before(answer) as sidecar, raw_client(sidecar.url) as client:  # type: ignore[arg-type]
+    async with before(answer) as sidecar, raw_client(sidecar.url) as client:
         client.write(client.request("POST", "/v1/chat/completions", JSON, body=STREAMED_CHAT))
         await client.head()
         async with status_page(browser, sidecar) as tab:
@@ -206,12 +213,22 @@ async def test_lost_sidecar_is_said_and_found_again(browser: Browser, demo: Demo
 
 
 async def test_backends_own_words_become_no_elements(browser: Browser) -> None:
-    hostile = "</dd><img src=x onerror=alert(1)>"
-    health = as_json({"status": "ok", "platform": "hermes-agent", "version": hostile})
-    async with before(hermes_gateway(routes={**HERMES, "/health": health})) as sidecar:
-        async with status_page(browser, sidecar) as tab:
-            assert hostile[:12] in await tab.text()
-            assert await tab.run("document.images.length") == 0
+    hostile = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"
+    delta = json.dumps({"choices": [{"delta": {"content": hostile}}]})
+    stream = as_text(f"data: {delta}\n\ndata: [DONE]\n\n".encode(), b"text/event-stream")
+    answers = iter([stream, as_json({"error": {"message": hostile}}, b"400 Bad Request")])
+
+    def answer(request: Received) -> Answer:
+        return next(answers) if request.method == b"POST" else hermes_gateway()(request)
+
+    async with before(answer) as sidecar, browser.tab(sidecar.url + PAGE) as tab:
+        await tab.shows(IS_LIVE)
+        await tab.run("document.getElementById('try-send').click()")
+        assert await tab.shows(f"{VERDICT}.dataset.good") == "false"
+
+        assert await tab.run("document.querySelector('.answer-text').textContent") == hostile
+        assert hostile in str(await tab.run(f"{VERDICT}.textContent"))
+        assert await tab.run("[document.images.length, document.scripts.length]") == [0, 1]
 
 
 # Without scripts
@@ -219,20 +236,22 @@ async def test_backends_own_words_become_no_elements(browser: Browser) -> None:
 
 @pytest.mark.parametrize("width", SIZES)
 async def test_page_without_scripts(browser: Browser, width: int) -> None:
-    async with before(hermes_gateway()) as sidecar:
-        async with status_page(browser, sidecar, width=width, scripts=False) as tab:
-            text = await tab.text()
+    async with (
+        before(hermes_gateway()) as sidecar,
+        status_page(browser, sidecar, width=width, scripts=False) as tab,
+    ):
+        text = await tab.text()
 
-            assert "Partial" in text
-            assert "Chat works; memory and config are not available on this backend." in text
-            assert "JavaScript is off" in text
-            assert "The try-it box needs JavaScript" in text
-            assert "Send two turns" not in text
-            assert await has_no_sideways_scroll(tab)
+        assert "Partial" in text
+        assert "Chat works; memory and config are not available on this backend." in text
+        assert "JavaScript is off" in text
+        assert "The try-it box needs JavaScript" in text
+        assert "Send two turns" not in text
+        assert await has_no_sideways_scroll(tab)
 
-            await tab.click("#probe")
-            assert await tab.run("location.pathname") == PAGE
-            assert "Partial" in await tab.text()
+        await tab.click("#probe")
+        assert await tab.run("location.pathname") == PAGE
+        assert "Partial" in await tab.text()
 
 
 # What a person can do
@@ -255,9 +274,9 @@ async def test_two_turns_come_word_by_word_and_land_in_one_session(browser: Brow
             assert "both turns landed in one session" in str(await tab.run(f"{VERDICT}.textContent"))
             seen = await tab.run("window.seen")
             assert len(seen) > 5
-            assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+            assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
             told = await tab.run(
-                "['key', 'first', 'second', 'source'].map((name) => document.getElementById('told-' + name).textContent)"
+                "['key', 'first', 'second', 'source'].map((part) => document.getElementById('told-' + part).textContent)"
             )
             key = told[0]
             assert told == [key, key, key, "header:x-hermes-session-key"]
@@ -334,10 +353,10 @@ async def test_stop_ends_the_turn_at_the_gateway(browser: Browser) -> None:
         await connection.ended(limit_s=60)
         left.set()
 
-    def answer(request: Received) -> object:
+    def answer(request: Received) -> Answer:
         return endless if request.method == b"POST" else hermes_gateway()(request)
 
-    async with before(answer) as sidecar, status_page(browser, sidecar) as tab:  # type: ignore[arg-type]
+    async with before(answer) as sidecar, status_page(browser, sidecar) as tab:
         await tab.run("document.getElementById('try-send').click()")
         await tab.shows("document.getElementById('turns').children.length === 1")
         await tab.run("document.getElementById('try-stop').click()")
@@ -386,15 +405,19 @@ async def test_page_for_a_screen_reader(browser: Browser) -> None:
 
 async def test_page_asks_for_news_only_while_somebody_looks(browser: Browser) -> None:
     async with before(hermes_gateway()) as sidecar, status_page(browser, sidecar) as tab:
-        hide = "Object.defineProperty(document, 'visibilityState', {configurable: true, get: () => now}); document.dispatchEvent(new Event('visibilitychange'))"
-        await tab.run("window.setTimeout = (work, after) => { window.planned = after; return 1 }; window.planned = 0")
-        await tab.run(hide, {"now": "hidden"})
-        hidden = await tab.run("new Promise((done) => requestAnimationFrame(() => done(window.planned)))")
-        asked = len([url for url in tab.requests if url.endswith("state.json")])
-        await tab.run(hide, {"now": "visible"})
-        await tab.run("document.getElementById('probe').click()")
-        await tab.shows("document.getElementById('probe-said').textContent.startsWith('Probed.')")
+        pretend = """Object.defineProperty(document, 'visibilityState', {configurable: true, get: () => seen});
+            window.planned = [];
+            window.setTimeout = (_, after) => { planned.push(after); return 1 };
+            document.dispatchEvent(new Event('visibilitychange'));
+            document.getElementById('probe').click()"""
+        probed = "document.getElementById('probe-said').textContent.startsWith('Probed.')"
 
-        assert hidden == 0
-        assert len([url for url in tab.requests if url.endswith("state.json")]) > asked
-        assert await tab.run("window.planned") == 5000
+        await tab.run(pretend, {"seen": "hidden"})
+        await tab.shows(probed)
+        while_hidden = await tab.run("planned")
+        await tab.run("document.getElementById('probe-said').textContent = ''")
+        await tab.run(pretend, {"seen": "visible"})
+        await tab.shows(probed)
+
+        assert while_hidden == []
+        assert await tab.run("planned") == [5000]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -11,15 +12,21 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from sidecar import __version__
 from sidecar.config import from_mapping
 from sidecar.demo.gateway import DemoGateway
 from sidecar.server import start
+from tests.support.backends import HermesDashboard, answering_by
+from tests.support.capabilities import conforming, refreshed
+from tests.support.scripted_upstream import left_to_the_test, scripted_upstream
 
 LIMIT_S = 30
+MEMORY = {"url": "memory"}
 
 
 @asynccontextmanager
@@ -159,3 +166,55 @@ async def test_verify_is_interrupted_without_a_traceback(number: signal.Signals,
         silent.close()
 
     assert (code, "Traceback" in err) == (130, False)
+
+
+async def test_probe_of_the_demo_gateway(demo_gateway: DemoGateway, tmp_path: Path) -> None:
+    async with command("probe", home=tmp_path, HERMES_SIDECAR_GATEWAY__URL=demo_gateway.url) as process:
+        code, out, err = await ended(process)
+
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "Chat works; skills, memory, config and scheduled jobs are not available on this backend."
+    assert f"Gateway    {demo_gateway.url}  hermes-sidecar-demo {__version__}, key not set" in lines
+    assert lines[-1] == "Next: Put hermes-agent's gateway behind the sidecar; chat works without it."
+
+
+async def test_probe_as_json_says_what_the_capabilities_page_says(demo_gateway: DemoGateway, tmp_path: Path) -> None:
+    running = await start(from_mapping({"listen": {"port": 0}, "gateway": {"url": demo_gateway.url}, "store": MEMORY}))
+    try:
+        page = await refreshed(running.url)
+        async with command("probe", "--json", home=tmp_path, HERMES_SIDECAR_GATEWAY__URL=demo_gateway.url) as process:
+            code, out, err = await ended(process)
+    finally:
+        await running.stop()
+
+    assert (code, err) == (0, "")
+    assert without_times(conforming(json.loads(out))) == without_times(page)
+
+
+async def test_probe_asks_the_dashboard_too(demo_gateway: DemoGateway, tmp_path: Path) -> None:
+    async with scripted_upstream(answering_by(HermesDashboard())) as dashboard:
+        addresses = {"GATEWAY__URL": demo_gateway.url, "DASHBOARD__URL": dashboard.url}
+        environ = {f"HERMES_SIDECAR_{name}": url for name, url in addresses.items()}
+        async with command("probe", home=tmp_path, **environ) as process:
+            code, out, err = await ended(process)
+
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "Chat works; scheduled jobs are not available on this backend."
+    assert f"Dashboard  {dashboard.url}  0.19.0" in out.splitlines()
+
+
+async def test_probe_of_a_silent_gateway_is_interrupted_without_a_traceback(tmp_path: Path) -> None:
+    async with scripted_upstream(left_to_the_test) as silent:
+        environ = {"HERMES_SIDECAR_GATEWAY__URL": silent.url, "HERMES_SIDECAR_PROBE__TIMEOUT_S": "30.0"}
+        async with command("probe", home=tmp_path, **environ) as process:
+            await (await silent.connection(limit_s=LIMIT_S)).head(limit_s=LIMIT_S)
+            process.send_signal(signal.SIGINT)
+            code, out, err = await ended(process)
+
+    assert (code, out, err) == (130, "", "")
+
+
+def without_times(document: dict[str, Any]) -> dict[str, Any]:
+    details = {name: {**detail, "checkedAt": None} for name, detail in document["details"].items()}
+    return {**document, "details": details, "probedAt": None, "sidecar": None}

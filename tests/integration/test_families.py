@@ -13,8 +13,8 @@ import pytest
 from tests.support import backends
 from tests.support.backends import HERMES, Answer, Answerer, HermesDashboard, answering_by, as_json, as_text
 from tests.support.capabilities import refreshed
-from tests.support.raw_client import Answer as Reply
 from tests.support.raw_client import ask, chat, raw_client
+from tests.support.raw_http import Answer as Reply
 from tests.support.scripted_upstream import Connection, Received, ScriptedUpstream, scripted_upstream
 from tests.support.sidecars import Sidecar, running_sidecar
 

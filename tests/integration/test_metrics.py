@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import product
+from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from sidecar.demo.gateway import DemoGateway
 from tests.support.raw_client import CHAT, JSON, STREAMED_CHAT, RawClient, ask, chat, raw_client
 from tests.support.scraping import Scrape, scrape, scrape_of
 from tests.support.scripted_upstream import LAST_CHUNK, STREAM_HEAD, Connection, chunk, ok
+from tests.support.sidecar_process import SidecarProcess
 from tests.support.sidecars import Sidecar, relayed, running_sidecar
 
 EVENT = b'data: {"choices":[{"delta":{"content":"word "}}]}\n\n'
@@ -74,8 +76,9 @@ SESSIONS = (
 HOSTS = ("127.0.0.1:{port}", "localhost:{port}", "{word}.example:{port}")
 
 
-def request_of(path: str, method: str, session: str, host: str, word: str) -> bytes:
+def request_of(kind: Sequence[str], word: str) -> bytes:
     """A request with `word` in every place that a client chooses."""
+    path, method, session, host = kind
     body = b"" if "example" in host else b'{"model":"%b","stream":false}' % word.encode()
     lines = (
         f"{method} {path} HTTP/1.1",
@@ -140,7 +143,7 @@ async def send_all(url: str, requests: Sequence[bytes]) -> None:
 
     async def one_client(share: Sequence[bytes]) -> None:
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(Asking, address.hostname, address.port)
+        _, client = await loop.create_connection(Asking, str(address.hostname), int(address.port or 80))
         for begin in range(0, len(share), AHEAD):
             await client.ask(share[begin : begin + AHEAD])
         client.transport.abort()
@@ -154,11 +157,11 @@ async def test_twenty_thousand_random_requests_leave_the_number_of_series_where_
     words = [f"w{secrets.token_hex(6)}" for _ in range(REQUESTS)]
     chosen = [[random.choice(kind) for kind in (PATHS, METHODS, SESSIONS, HOSTS)] for _ in words]
     async with cheap_upstream() as upstream, running_sidecar(upstream) as sidecar:
-        await send_all(sidecar.url, [request_of(*kind, word="first") for kind in kinds])
+        await send_all(sidecar.url, [request_of(kind, "first") for kind in kinds])
         await scrape(sidecar.url)  # which is a request of a kind of its own
         before = await scrape(sidecar.url)
 
-        await send_all(sidecar.url, [request_of(*kind, word=word) for kind, word in zip(chosen, words, strict=True)])
+        await send_all(sidecar.url, [request_of(kind, word) for kind, word in zip(chosen, words, strict=True)])
         shown = await scrape(sidecar.url)
 
     assert shown.samples.keys() == before.samples.keys()
@@ -183,7 +186,10 @@ class Dripping:
                 connection.reset() if number % 2 else connection.close()
                 return
             await asyncio.sleep(random.uniform(0, 0.01))
-            connection.write(chunk(EVENT)[: random.choice((None, 7))])
+            half = random.randrange(len(chunk(EVENT)))
+            connection.write(chunk(EVENT)[:half])
+            await asyncio.sleep(0)
+            connection.write(chunk(EVENT)[half:])
         raise AssertionError("nobody left")
 
 
@@ -227,7 +233,7 @@ async def test_gauges_show_what_runs_now() -> None:
         await go_on.wait()
         connection.write(LAST_CHUNK)
 
-    async with relayed(script) as (upstream, sidecar), raw_client(sidecar.url) as one, raw_client(sidecar.url) as two:
+    async with relayed(script) as (_, sidecar), raw_client(sidecar.url) as one, raw_client(sidecar.url) as two:
         await asyncio.gather(begin_stream(one), begin_stream(two))
         meanwhile = await scrape(sidecar.url)
         go_on.set()
@@ -402,7 +408,7 @@ async def test_relayed_bytes_are_exact_and_own_pages_are_none() -> None:
     assert shown.value("relayed_bytes_total", direction="downstream") == 20_000 + len(chunk(EVENT) + LAST_CHUNK)
 
 
-async def test_first_unreachable_gateway_counts_as_such() -> None:
+async def test_unreachable_gateway_counts_as_such() -> None:
     async with running_sidecar("http://127.0.0.1:9") as sidecar:
         assert (await chat(sidecar.url)).status == 502
         shown = await scrape(sidecar.url)
@@ -475,16 +481,32 @@ async def test_request_id_and_traceparent_pass_and_stand_in_the_line() -> None:
     assert answer.value("X-Request-Id") == "r-1"
 
 
-async def test_gateway_that_goes_away_is_one_line_however_many_probes_and_requests_meet_it() -> None:
-    """Beside the line that each exchange has anyway."""
+async def test_gateway_that_goes_away_is_one_line_however_many_probes_and_requests_meet_it(tmp_path: Path) -> None:
+    """Beside the line that each exchange has anyway; and one more when it is back."""
     gateway = await DemoGateway.start()
-    async with running_sidecar(gateway.url, probes=True, probe={"retry_s": 0.05}) as sidecar:
-        await ask(sidecar.url, "POST", "/capabilities/refresh")
+    settings = {"PROBE__INTERVAL_S": "0.05", "PROBE__RETRY_S": "0.05"}
+    async with await SidecarProcess.start(tmp_path, gateway.url, settings) as sidecar:
+        await sidecar.logged('"partial"')
         await gateway.stop()
         assert [(await chat(sidecar.url)).status for _ in range(5)] == [502] * 5
-        for _ in range(3):
+        await sidecar.logged('"disconnected"')
+        for _ in range(5):
             await ask(sidecar.url, "POST", "/capabilities/refresh")
-        await sidecar.ended_exchanges(9)
+        gateway = await DemoGateway.start(urlsplit(gateway.url).port or 0)
+        await sidecar.logged('"partial"', count=2)
+        await gateway.stop()
 
-    assert [line["event"] for _, line in sidecar.log if line["event"] != "exchange_ended"] == []
-    assert len(sidecar.exchanges) == 9
+    told = [json.loads(line) for line in sidecar.log.splitlines()]
+    assert [line["status"] for line in told if line["event"] == "status"][:3] == ["partial", "disconnected", "partial"]
+    assert {line["event"] for line in told} == {"listening", "status", "exchange_ended", "draining", "stopped"}
+
+
+async def test_two_lines_at_the_start_say_what_was_found_and_what_is_missing(tmp_path: Path) -> None:
+    gateway = await DemoGateway.start()
+    async with await SidecarProcess.start(tmp_path, gateway.url) as sidecar:
+        await sidecar.logged('"partial"')
+        first, second = (json.loads(line) for line in sidecar.log.splitlines()[:2])
+    await gateway.stop()
+
+    assert (first["event"], first["url"], first["gateway"]) == ("listening", sidecar.url, gateway.url)
+    assert second["message"].startswith("Chat works; skills, memory, config and scheduled jobs are not available")

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.demo.gateway import DemoGateway
 from sidecar.telemetry.exchanges import short_hash
-from tests.support.backends import HERMES, answering_by, as_json, hermes_gateway
+from tests.support.backends import answering_by, as_json, hermes_gateway
 from tests.support.chat import turn
 from tests.support.raw_client import ask
 from tests.support.scripted_upstream import scripted_upstream
@@ -54,7 +54,7 @@ async def test_page_says_everything_before_any_script_runs() -> None:
             assert f"{short_hash(b'two')} x-hermes-session-key 1 No" in text
             assert f"{short_hash(b'one')} x-hermes-session-key 2 No" in text
             assert "Complete 3" in text
-            assert f"HERMES_API_URL={sidecar.url}" in text
+            assert f"HERMES_API_URL= {sidecar.url}" in text
             assert re.search(r"last probed \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
     finally:
         await gateway.stop()
@@ -112,21 +112,18 @@ async def test_query_changes_nothing() -> None:
         assert b"status=<script>" not in answer.body
 
 
-async def test_backends_own_words_are_only_words() -> None:
-    health = as_json({"status": "ok", "platform": "hermes-agent", "version": HOSTILE})
+async def test_markup_in_a_backends_answers_is_not_on_the_page() -> None:
+    said = {"status": HOSTILE, "platform": HOSTILE, "version": HOSTILE, "features": {HOSTILE: True}, "data": [HOSTILE]}
+    everywhere = as_json({**said, "error": {"message": HOSTILE}})
     async with (
-        scripted_upstream(answering_by(hermes_gateway(routes={**HERMES, "/health": health}))) as upstream,
+        scripted_upstream(answering_by(lambda _: everywhere)) as upstream,
         running_sidecar(upstream.url, probes=True) as sidecar,
     ):
         await ask(sidecar.url, "POST", "/capabilities/refresh")
-        page = await ask(sidecar.url, "GET", PAGE)
-        state = await ask(sidecar.url, "GET", "/sidecar/state.json")
+        page = (await ask(sidecar.url, "GET", PAGE)).body.decode()
 
-        said = state.json()["gateway"]["version"]
-        assert said
-        assert HOSTILE.startswith(said)  # as far as a version may be long
-        assert HOSTILE[:12] not in page.body.decode()
-        assert html.escape(said) in page.body.decode()
+        assert "owned" not in html.unescape(page).replace(html.escape(HOSTILE), "")
+        assert "<script>document" not in page
 
 
 async def test_nothing_secret_is_on_the_page() -> None:

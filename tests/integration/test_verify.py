@@ -16,6 +16,8 @@ from sidecar import server
 from sidecar.config import from_mapping
 from sidecar.demo.gateway import DemoGateway
 from sidecar.verify import Verdict, verify
+from tests.support.rotating_gateway import RotatingGateway
+from tests.support.scripted_upstream import scripted_upstream
 
 KEY = "a-key-of-the-gateway"
 COMPLETION = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}]}
@@ -303,3 +305,67 @@ async def test_argument_that_cannot_work_is_a_sentence_not_an_exception(
 
     assert not verdict.ok
     assert words in verdict.sentence
+
+
+# Conversations that the gateway moves
+
+
+async def rotation_verified(gateway: RotatingGateway, **sections: dict[str, Any]) -> tuple[Verdict, list[str]]:
+    lines: list[str] = []
+    async with scripted_upstream(gateway) as upstream, sidecar_before(upstream.url, **sections) as url:
+        return await verify(url, bearer=None, say=lines.append, turn_limit_s=20.0, rotation=True), lines
+
+
+async def test_rotation_is_proven_by_the_turn_after_it_streamed_and_not() -> None:
+    gateway = RotatingGateway(rotates_after=3)
+
+    verdict, lines = await rotation_verified(gateway)
+
+    assert verdict.ok, verdict.sentence
+    plain, streamed = gateway.chats[0], gateway.chats[5]
+    assert gateway.chats == [plain] * 4 + ["child-2"] + [streamed] * 4 + ["child-4"]
+    assert verdict.sentence == (
+        f"The gateway moved the conversation from session {plain} to child-2 in turn 4 (not streamed, long), and turn 5 "
+        "(not streamed, long) went to child-2: both messages stand in the history there. Streamed: the gateway moved "
+        f"the conversation from session {streamed} to child-4 in turn 4 (streamed, long), and turn 5 (streamed, long) "
+        "went to child-4: both messages stand in the history there."
+    )
+    assert [line.partition(":")[0] for line in lines if line.startswith("turn 5")] == [
+        "turn 5 (not streamed, long)",
+        "turn 5 (streamed, long)",
+    ]
+    assert {len(message) for session in gateway.sessions.values() for message in session.messages} <= {
+        *range(39_000, 41_000)
+    }
+
+
+async def test_gateway_that_does_not_rotate_leaves_nothing_to_prove() -> None:
+    gateway = RotatingGateway(rotates_after=1_000)
+
+    verdict, _ = await rotation_verified(gateway)
+
+    assert verdict.ok
+    assert verdict.sentence.startswith("Nothing to prove here: in 12 long turns the gateway kept the conversation in")
+    assert len(gateway.chats) == 12
+
+
+async def test_rotation_that_is_not_followed_is_found_out() -> None:
+    gateway = RotatingGateway(rotates_after=1)
+
+    verdict, _ = await rotation_verified(gateway, session={"follow_rotation": False})
+
+    assert not verdict.ok
+    assert "but the sidecar sent turn 3 (not streamed, long) to the old one" in verdict.sentence
+    assert "session.follow_rotation must be true" in verdict.sentence
+    assert len(gateway.chats) == 3
+
+
+async def test_long_turn_that_fails_is_told_as_any_other() -> None:
+    async def chat(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "too long"}}, status=413)
+
+    async with backend(chat) as backend_url, sidecar_before(backend_url) as url:
+        verdict = await verify(url, bearer=None, say=lambda _: None, rotation=True)
+
+    assert not verdict.ok
+    assert verdict.sentence.startswith("Turn 1 (not streamed, long) was not answered (status 413: too long).")

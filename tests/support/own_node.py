@@ -16,6 +16,19 @@ _CACHE = Path(__file__).resolve().parents[2] / ".cache"
 _INSTALL_LIMIT_S = 300.0
 
 
+_OLDEST_NODE = 20
+"""What current packages still run on."""
+
+
+def node() -> Path:
+    """Node, new enough for current packages; the test is skipped where only an older one can be had."""
+    program = needed("node", package="nodejs")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    if int(version.strip().lstrip("v").partition(".")[0]) < _OLDEST_NODE:
+        pytest.skip(reason=f"Node {version.strip()} is older than {_OLDEST_NODE}")
+    return program
+
+
 @functools.cache
 def own_node_folder(name: str, *packages: str) -> Path:
     """A folder in which a module finds `packages` (`name@version`). Skips the test, in CI fails it, without npm."""

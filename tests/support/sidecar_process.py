@@ -88,11 +88,11 @@ class SidecarProcess:
     def log(self) -> str:
         return "".join(self._lines)
 
-    async def logged(self, mark: str, *, limit_s: float = 5.0) -> None:
-        """Returns once `mark` stands in the log."""
+    async def logged(self, mark: str, *, count: int = 1, limit_s: float = 5.0) -> None:
+        """Returns once `mark` stands in the log, `count` times."""
         try:
             async with asyncio.timeout(limit_s):
-                while mark not in self.log:
+                while self.log.count(mark) < count:
                     self._logged.clear()
                     await self._logged.wait()
         except TimeoutError:

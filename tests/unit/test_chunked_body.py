@@ -250,7 +250,7 @@ MALFORMED_TRAILERS = [
 
 @pytest.mark.parametrize("bare", [pytest.param(False, id="framed"), pytest.param(True, id="bare")])
 @pytest.mark.parametrize("line", MALFORMED_SIZE_LINES)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(chunks(), st.data())
 def test_malformed_size_is_an_error_wherever_it_stands(
     line: bytes, bare: bool, before: Message, data: st.DataObject
@@ -265,7 +265,7 @@ def test_malformed_size_is_an_error_wherever_it_stands(
 
 @pytest.mark.parametrize("bare", [pytest.param(False, id="framed"), pytest.param(True, id="bare")])
 @pytest.mark.parametrize("line", MALFORMED_TRAILERS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(chunks(), st.data())
 def test_malformed_trailer_is_an_error_and_no_end(
     line: bytes, bare: bool, before: Message, data: st.DataObject

@@ -102,7 +102,8 @@ def test_help_offers_the_config_and_no_option_for_a_secret(command: list[str], t
     end = run(*command, "--help", home=tmp_path)
 
     options = {word for word in end.stdout.split() if word.startswith("--")}
-    allowed = {"--config", "--help", "--version", "--once", "--json", "--install-completion", "--show-completion"}
+    allowed = {"--config", "--help", "--version", "--once", "--json", "--rotation"}
+    allowed |= {"--install-completion", "--show-completion"}
     assert (end.returncode, end.stderr, "--config" in options, options - allowed) == (0, "", True, set())
 
 
@@ -125,17 +126,21 @@ def test_probe_as_json_is_the_document_of_the_capabilities_page(tmp_path: Path) 
 
 def test_probe_is_coloured_on_a_terminal_and_as_wide_as_that(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
-    environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "TERM": "xterm",
-        "HERMES_SIDECAR_GATEWAY__URL": NOBODY,
-    }
     try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
         subprocess.run(
-            [sys.executable, "-m", "sidecar", "probe"], env=environ, stdout=theirs, timeout=LIMIT_S, check=False
+            [sys.executable, "-m", "sidecar", "probe"],
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(tmp_path),
+                "TERM": "xterm",
+                "HERMES_SIDECAR_GATEWAY__URL": NOBODY,
+            },
+            stdout=theirs,
+            timeout=LIMIT_S,
+            check=False,
         )
+        os.write(theirs, b"end")  # so that there is something to read in any case
         shown = os.read(ours, 100_000).decode()
     finally:
         os.close(ours)

@@ -12,7 +12,7 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.config import ClientToken, ConfigFaults, Settings, describe, from_mapping, load, not_built_yet
+from sidecar.config import ClientToken, ConfigFaults, Settings, describe, from_mapping, load
 
 SECRET = "s3cr3t-Marker"
 
@@ -813,14 +813,3 @@ def test_description_says_of_secrets_only_whether_they_are_set() -> None:
     bare, keyed_gateway = from_mapping({}), from_mapping({}, {"HERMES_SIDECAR_GATEWAY__TOKEN": SECRET})
 
     assert ["# token: not set" in describe(bare), "# token: set" in describe(keyed_gateway)] == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("values", "about"),
-    [
-        pytest.param({}, [], id="defaults"),
-        pytest.param({"admin": {"host": "::1", "port": 1}}, ["admin"], id="admin"),
-    ],
-)
-def test_features_that_are_not_built_yet_are_named(values: dict[str, Any], about: list[str]) -> None:
-    assert [sentence.split(":")[0] for sentence in not_built_yet(from_mapping(values))] == about

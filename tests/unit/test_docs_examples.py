@@ -13,10 +13,33 @@ import pytest
 import yaml
 
 from sidecar import config
-from tests.support.documents import ROOT, Block, blocks, blocks_of
+from sidecar.config.words import keys, variable
+from tests.support.documents import ROOT, Block, blocks, blocks_of, runnable
 
-_PROGRAMS = {"curl", "docker", "export", "hermes", "hermes-sidecar", "journalctl", "loginctl", "make", "npm", "openssl", "pre-commit"}
-_PROGRAMS |= {"install", "kill", "mkdir", "pip", "pipx", "podman", "promtool", "python", "sudo", "systemctl", "systemd-analyze"}
+_PROGRAMS = {
+    "curl",
+    "docker",
+    "export",
+    "hermes",
+    "hermes-sidecar",
+    "install",
+    "journalctl",
+    "kill",
+    "loginctl",
+    "make",
+    "mkdir",
+    "npm",
+    "openssl",
+    "pip",
+    "pipx",
+    "podman",
+    "pre-commit",
+    "promtool",
+    "python",
+    "sudo",
+    "systemctl",
+    "systemd-analyze",
+}
 _ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S*")
 _COMMANDS = {"serve", "check", "probe", "verify", "demo", "--version", "--install-completion"}
 _TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -74,7 +97,7 @@ def test_shell_is_correct_and_its_commands_exist(block: Block) -> None:
 
     assert syntax.stderr == ""
     for words in shell_commands(block.text):
-        program = words[0].removeprefix(".venv/bin/")
+        program = re.sub(r"^\S*/bin/", "", words[0])
         assert program in _PROGRAMS, words
         if program == "make":
             assert {word for word in words[1:] if "=" not in word} <= _TARGETS, words
@@ -90,8 +113,26 @@ def test_variables_of_a_command_are_settings(block: Block) -> None:
     assert config.from_mapping({}, variables)
 
 
+def test_variables_of_the_container_are_settings() -> None:
+    text = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")
+
+    named = set(re.findall(r"HERMES_SIDECAR_[A-Z_]+", text))
+
+    assert named
+    assert named <= {variable(key) for key in keys()}
+
+
+def test_tutorial_and_how_to_have_blocks_that_are_run() -> None:
+    folders = {Path(block.page).parent.name for block in runnable("sh", "python", "js", "nginx", "caddy")}
+
+    assert {"tutorial", "how-to"} <= folders
+
+
 def test_blocks_are_found_with_their_marks_and_without_their_indent() -> None:
-    text = "a\n\n1. b\n\n   <!-- run, with x, prints: y, z -->\n   ```sh\n   make demo\n     two\n   ```\n\n```json\n{}\n```\n"
+    text = (
+        "a\n\n1. b\n\n   <!-- run, with x, prints: y, z -->\n   ```sh\n   make demo\n     two\n   ```\n\n"
+        "```json\n{}\n```\n"
+    )
 
     first, second = blocks_of("page.md", text)
 

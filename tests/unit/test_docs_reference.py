@@ -12,7 +12,8 @@ from typing import Any, get_args
 import pytest
 
 from sidecar import cli, config, faults
-from sidecar.capabilities.model import CORE, ENHANCED, STATUSES
+from sidecar.capabilities.model import CORE, ENHANCED, STATUSES, Picture
+from sidecar.capabilities.report import document
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay.admission import OWN_PATHS, OWN_TREE
 from sidecar.telemetry.exchanges import End
@@ -102,27 +103,11 @@ def test_default_sources_stand_in_the_headers_reference_in_their_order() -> None
     assert re.search(r",\s+".join(re.escape(name) for name in named), text)
 
 
-def test_settings_page_marks_what_the_sidecar_calls_not_built_yet() -> None:
-    everything = config.from_mapping(
-        {
-            "listen": {"workers": 2},
-            "dashboard": {"url": "http://127.0.0.1:9119"},
-            "session": {"sources": [{"body": "metadata.chat_id"}], "inject_body": True, "follow_rotation": True},
-            "store": {"url": "memory"},
-            "probe": {"interval_s": 60.0},
-            "admin": {"host": "127.0.0.1", "port": 8651},
-        }
-    )
-    said = tuple(sentence.partition(":")[0] for sentence in config.not_built_yet(everything))
-
-    marked = {match[1] for match in _ROW.finditer(text_of("docs/reference/settings.md")) if "†" in match[0]}
-
-    assert marked == {key for key, _ in settings_with_defaults() if key.startswith(said)}
-
-
 @pytest.mark.parametrize("page", pages())
 def test_no_page_names_a_setting_that_does_not_exist(page: str) -> None:
     known = {key for key, _ in settings_with_defaults()}
+    told = document(Picture(), "http://127.0.0.1:8642", 0.0)  # /capabilities has a `gateway` and a `dashboard`, too
+    known |= {f"{part}.{key}" for part in ("gateway", "dashboard") for key in told[part]}
 
     named = set(_KEY.findall(text_of(page)))
 
@@ -163,7 +148,17 @@ def sentences(module: Path) -> Iterator[str]:
             yield text.strip()
 
 
-@pytest.mark.parametrize("name", ["capabilities/wording.py", "capabilities/probes.py", "process.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "capabilities/wording.py",
+        "capabilities/probes.py",
+        "process.py",
+        "verify/judgement.py",
+        "verify/rotation_judgement.py",
+        "verify/wording.py",
+    ],
+)
 def test_each_sentence_for_people_stands_in_the_docs(name: str) -> None:
     told = "\n".join(text_of(page) for page in SENTENCES)
 

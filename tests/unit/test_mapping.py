@@ -446,6 +446,32 @@ def test_who_gets_the_key(word: str, picture: Picture, goes_upstream: bool) -> N
     assert ((KEY, b"k1") in decided((KEY, b"k1"), policy=policy).added) == goes_upstream
 
 
+# --- Rule 3: under which id a session goes on, as far as it is known -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "sent_id", "word"),
+    [
+        pytest.param([(KEY, b"k1")], b"child-2", b"header:x-hermes-session-key; followed", id="key"),
+        pytest.param([(SID, b"k1")], b"child-2", b"client; followed", id="own-id"),
+        pytest.param([(KEY, b"a/b")], b"child-3", b"header:x-hermes-session-key; followed; derived", id="derived"),
+        pytest.param([(KEY, b"k2")], b"k2", b"header:x-hermes-session-key", id="neighbour"),
+        pytest.param([], None, b"none", id="nothing-sent"),
+        pytest.param([(TASK, b"title"), (KEY, b"k1")], None, b"skipped", id="side-task"),
+    ],
+)
+def test_newest_id_of_a_session_goes_upstream(lines: list[Field], sent_id: bytes | None, word: bytes) -> None:
+    _, watched = sort_out([*lines], REQUEST_WATCHED | DEFAULT.watched_names())
+    known = {b"k1": b"child-2", derived_from(b"a/b"): b"child-3"}
+
+    decision = decide(watched, DEFAULT, newest=lambda session_id: known.get(session_id, session_id))
+
+    assert decision.session_id == decided(*lines).session_id
+    assert decision.sent_id == sent_id
+    assert decision.added == (() if sent_id is None else ((SID, sent_id), (CSID, sent_id)))
+    assert decision.given_back[-1] == (b"X-Hermes-Sidecar-Session", word)
+
+
 # --- Rule 5: what the client gets back -------------------------------------------------------------------------------
 
 
@@ -535,6 +561,14 @@ def test_namespace_stands_before_every_id(lines: list[Field], session_id: bytes 
 
     assert (decision.session_id, decision.derived) == (session_id, derived)
     assert decision.added == (() if session_id is None else ((SID, session_id), (CSID, session_id)))
+
+
+def test_route_key_that_goes_upstream_has_the_namespace_too() -> None:
+    """To the gateway it is a scope of its memory: whoever knew another client's key would read there."""
+    decision = decided((KEY, b"k1"), policy=ALWAYS, namespace=b"alice-")
+
+    assert decision.added == ((SID, b"alice-k1"), (CSID, b"alice-k1"), (KEY, b"alice-k1"))
+    assert decision.given_back[0] == (KEY, b"k1")
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)

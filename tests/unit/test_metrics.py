@@ -55,6 +55,8 @@ CONTRACT = {
     "build_info": {"version"},
 }
 """Every metric that is promised, with its labels."""
+BESIDES: dict[str, set[str]] = {"draining": set()}
+"""What an alert needs beyond that."""
 PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -203,7 +205,7 @@ def test_every_metric_that_is_promised_is_there_with_its_labels_and_no_other() -
             name = family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
             found[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
 
-    assert found == CONTRACT
+    assert found == CONTRACT | BESIDES
 
 
 def test_metrics_of_the_process_stand_beside_them() -> None:
@@ -318,12 +320,13 @@ def test_gauges_are_what_is_going_on_at_the_scrape() -> None:
     told = metrics()
     now = Activity()
     now.requests.update({"chat_completions": 3, "own": 1})
-    now.streams, now.bytes_up, now.bytes_down = 2, 10, 20
+    now.streams, now.bytes_up, now.bytes_down, now.is_draining = 2, 10, 20, True
     told.activity = lambda: now
 
     assert value(told, "active_requests", route="chat_completions") == 3
     assert value(told, "active_requests", route="own") is None  # the scrape itself
     assert value(told, "active_streams") == 2
+    assert value(told, "draining") == 1
     assert value(told, "relayed_bytes_total", direction="upstream") == 10
     assert value(told, "relayed_bytes_total", direction="downstream") == 20
 

@@ -255,7 +255,7 @@ def broken(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
     return wire
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(broken(requests()))
 def test_a_broken_request_that_we_take_is_read_alike(wire: bytes) -> None:
     """For any mutation of a valid request: we refuse it, or llhttp reads the same in what we pass on, and nothing else
@@ -277,7 +277,7 @@ def test_a_broken_request_that_we_take_is_read_alike(wire: bytes) -> None:
             assert llhttp_request(wire) == ours or not ours.is_complete or TAB_BEHIND_CODING.search(wire)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(broken(responses()))
 def test_a_broken_response_that_we_take_is_read_alike(wire: bytes) -> None:
     """For any mutation of a valid answer: we refuse it, or llhttp reads the same in what we pass on, and nothing else

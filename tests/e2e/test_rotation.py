@@ -1,0 +1,211 @@
+"""Long conversations on the real hermes-agent, which it moves to new sessions: the sidecar goes along."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support import chat, raw_http, sidecar_process
+from tests.support.hermes_agent import HermesAgent
+from tests.support.redis_server import redis_server
+from tests.support.sidecar_process import SidecarProcess
+from tests.support.stub_model import StubModel
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(90, func_only=True),
+]
+
+CONTEXT_TOKENS = 66_000
+TURNS = 8
+FILLER = " ".join(f"w{number:04d}" for number in range(6_700))
+"""40 kB, of which eight do not fit into the context."""
+
+Door = Callable[[int], tuple[str, raw_http.Fields]]
+"""Where turn n is sent to, and what it brings along."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def rotating(model: StubModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HermesAgent]:
+    """An agent that compresses a conversation into a new session once half of a small context is full."""
+    config = {
+        "compression": {"in_place": False, "threshold": 0.5, "protect_last_n": 2, "protect_first_n": 0},
+        "model": {
+            "default": "stub-model",
+            "provider": "custom",
+            "base_url": f"{model.url}/v1",
+            "api_key": "stub-key",
+            "context_length": CONTEXT_TOKENS,
+        },
+    }
+    home = tmp_path_factory.mktemp("rotating-hermes")
+    async with await HermesAgent.start(home, model.url, config=config) as agent:
+        yield agent
+
+
+def plain(turn: int) -> bool:
+    return False
+
+
+def streamed(turn: int) -> bool:
+    return True
+
+
+def by_turns(turn: int) -> bool:
+    return turn % 2 == 0
+
+
+async def converse(door: Door, word: str, is_streamed: Callable[[int], bool]) -> list[chat.Turn]:
+    """Eight long turns."""
+    turns = []
+    for number in range(1, TURNS + 1):
+        url, fields = door(number)
+        turns.append(await chat.turn(url, f"{prompt(number, word)} {FILLER}", fields, streamed=is_streamed(number)))
+    return turns
+
+
+def prompt(number: int, word: str) -> str:
+    return f"turn {number} {word}"
+
+
+def tokens_seen(model: StubModel, word: str) -> int:
+    """What the model was shown at most in one call of this conversation, counted as the agent does: four bytes each."""
+    return max(len(json.dumps(call.messages)) // 4 for call in model.turns_about(word))
+
+
+async def chain_of(agent: HermesAgent, key: str) -> list[str]:
+    """The sessions of a conversation, first to last, as the agent has them."""
+    _, document = await agent.get("/api/sessions?limit=200")
+    parents = {session["id"]: session.get("parent_session_id") for session in document["data"]}
+    chain = [key]
+    while children := [child for child, parent in parents.items() if parent == chain[-1]]:
+        chain += children
+    return chain
+
+
+@pytest.mark.parametrize("is_streamed", [plain, streamed, by_turns])
+@pytest.mark.parametrize("client_has_key", [True, False], ids=["client-sends-key", "sidecar-adds-key"])
+async def test_eight_long_turns_stay_one_conversation(
+    model: StubModel,
+    rotating: HermesAgent,
+    word: str,
+    is_streamed: Callable[[int], bool],
+    client_has_key: bool,
+    tmp_path: Path,
+) -> None:
+    key = f"route-{word}"
+    settings = {} if client_has_key else {"GATEWAY__TOKEN": rotating.key}
+    fields = [(chat.SESSION_KEY, key), *([chat.bearer(rotating.key)] if client_has_key else [])]
+    async with await SidecarProcess.start(tmp_path, rotating.url, settings) as sidecar:
+        turns = await converse(lambda _: (sidecar.url, fields), word, is_streamed)
+        chain = await chain_of(rotating, key)
+        last = await rotating.messages(chain[-1])
+
+    assert len(chain) >= 3, chain  # two rotations
+    assert tokens_seen(model, word) <= CONTEXT_TOKENS
+    # A streamed answer names the session that the turn was sent to; the turn itself may have moved it on.
+    assert turns[-1].session_id in (chain[-2:] if is_streamed(TURNS) else chain[-1:])
+    users = [message["content"] for message in last if message["role"] == "user"]
+    assert any(prompt(TURNS, word) in text for text in users)
+    followed = [str(turn.sidecar_session).endswith("; followed") for turn in turns]
+    assert followed == sorted(followed)  # once it is followed, it stays followed
+    assert followed.count(True) >= 2
+
+
+async def test_the_same_eight_turns_without_the_sidecar_overflow(
+    model: StubModel, rotating: HermesAgent, word: str
+) -> None:
+    """What the sidecar is for. When this fails, the gateway has learned to do it by itself."""
+    fields = [chat.bearer(rotating.key), (chat.SESSION_ID, f"route-{word}")]
+
+    await converse(lambda _: (rotating.url, fields), word, by_turns)
+
+    assert tokens_seen(model, word) > CONTEXT_TOKENS
+
+
+async def test_two_sidecars_with_one_redis_take_turns_and_one_is_killed(
+    model: StubModel, rotating: HermesAgent, word: str, tmp_path: Path
+) -> None:
+    key = f"route-{word}"
+    homes = [tmp_path / "one", tmp_path / "other"]
+    for home in homes:
+        home.mkdir()
+    with redis_server() as redis:
+        settings = {"GATEWAY__TOKEN": rotating.key, "STORE__URL": redis.url()}
+        one, other = [await SidecarProcess.start(home, rotating.url, settings) for home in homes]
+        killed_before = 7
+
+        def door(number: int) -> tuple[str, raw_http.Fields]:
+            if number == killed_before:
+                one.send_signal(signal.SIGKILL)
+            alive = other if number >= killed_before or number % 2 else one
+            return alive.url, [(chat.SESSION_KEY, key)]
+
+        try:
+            turns = await converse(door, word, by_turns)
+        finally:
+            codes = [await one.ended(), await other.stop()]
+        chain = await chain_of(rotating, key)
+
+    assert codes == [-signal.SIGKILL, 0]
+    assert len(chain) >= 3, chain
+    assert tokens_seen(model, word) <= CONTEXT_TOKENS
+    assert turns[-1].session_id in chain[-2:]
+    assert str(turns[-1].sidecar_session).endswith("; followed")
+
+
+async def test_verify_rotation_proves_it(rotating: HermesAgent, tmp_path: Path) -> None:
+    settings = {"LISTEN__PORT": "0", "GATEWAY__URL": rotating.url, "GATEWAY__TOKEN": rotating.key}
+
+    code, output = await sidecar_process.run(tmp_path, "verify", "--rotation", settings=settings)
+
+    assert code == 0, output
+    verdict = output.splitlines()[-1]
+    assert verdict.startswith("OK: The gateway moved the conversation from session verify-")
+    assert verdict.count("both messages stand in the history there.") == 2
+    assert " Streamed: the gateway moved" in verdict
+
+
+async def test_verify_rotation_says_that_an_agent_does_not_rotate(agent: HermesAgent, tmp_path: Path) -> None:
+    """The usual configuration compresses in place, and late."""
+    settings = {"LISTEN__PORT": "0", "GATEWAY__URL": agent.url, "GATEWAY__TOKEN": agent.key}
+
+    code, output = await sidecar_process.run(tmp_path, "verify", "--rotation", settings=settings)
+
+    assert code == 0, output
+    assert output.splitlines()[-1].startswith("OK: Nothing to prove here: in 12 long turns the gateway kept")
+
+
+# Routes that read the body
+
+
+BODY_ROUTES = [
+    pytest.param("/v1/responses", "conversation", id="responses"),
+    pytest.param("/v1/runs", "session_id", id="runs"),
+]
+
+
+@pytest.mark.parametrize(("path", "field"), BODY_ROUTES)
+@pytest.mark.parametrize("injects", [False, True], ids=["as-it-is", "inject_body"])
+async def test_two_turns_on_a_route_that_reads_the_body(
+    model: StubModel, agent: HermesAgent, word: str, path: str, field: str, injects: bool, tmp_path: Path
+) -> None:
+    key = f"route-{word}"
+    settings = {"GATEWAY__TOKEN": agent.key, "SESSION__INJECT_BODY": str(injects).lower()}
+    fields = [("Content-Type", "application/json"), (chat.SESSION_KEY, key)]
+    async with await SidecarProcess.start(tmp_path, agent.url, settings) as sidecar:
+        for number in (1, 2):
+            body = json.dumps({"model": "hermes-agent", "input": prompt(number, word)}).encode()
+            answer = await raw_http.ask(sidecar.url, "POST", path, fields, body)
+            assert answer.status in (200, 202), answer.body
+            await model.turn_about(prompt(number, word))
+
+    roles = [call.roles for call in model.turns_about(word)]
+    print(path, injects, roles)
+    assert roles
