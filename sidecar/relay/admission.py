@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sidecar import faults
+from sidecar.faults import Fault
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy, check_host, check_origin, preflight_fields
 from sidecar.guard.isolation import check_scope
@@ -216,14 +217,19 @@ def admit(
         request.wants_close = True
     for name in options & _CONTINUED:
         watched.pop(name, None)
-    request.body = _framing(minor, watched)
+    framing = _framing(minor, watched)  # known first, told last: a stranger is not told what is wrong with its request
+    if not isinstance(framing, Fault):
+        request.body = framing
+    check_host(watched, None, minor, rules.door)
     authority, target = _origin_form(method, target)
+    if authority is not None:
+        check_host(watched, authority, minor, rules.door)
     path = target.partition(b"?")[0]
     _set_destination(request, path, rules)
-
-    check_host(watched, authority, minor, rules.door)
     admission = check_origin(method, path, watched, rules.door)
     request.cors = admission.cors
+    if isinstance(framing, Fault):
+        raise framing
     if admission.is_preflight:
         request.is_preflight = True
         request.answer_fields = preflight_fields(watched)
@@ -367,12 +373,12 @@ def route_of(path: bytes) -> str:
     return family[1].decode() if family else "other"
 
 
-def _framing(minor: int, watched: Watched) -> int:
+def _framing(minor: int, watched: Watched) -> int | Fault:
     lengths, codings = fields.values(watched, b"content-length"), fields.values(watched, b"transfer-encoding")
     try:
         return wire.request_body(minor, lengths, codings)
     except WireError as error:
-        raise faults.invalid_request(str(error)) from error
+        return faults.invalid_request(str(error))
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes | None, bytes]:

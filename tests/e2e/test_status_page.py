@@ -276,7 +276,7 @@ async def test_two_turns_come_word_by_word_and_land_in_one_session(browser: Brow
             assert len(seen) > 5
             assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
             told = await tab.run(
-                "['key', 'first', 'second', 'source'].map((part) => document.getElementById('told-' + part).textContent)"
+                "['key', 'first', 'second', 'source'].map((it) => document.getElementById('told-' + it).textContent)"
             )
             key = told[0]
             assert told == [key, key, key, "header:x-hermes-session-key"]

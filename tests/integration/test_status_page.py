@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.demo.gateway import DemoGateway
 from sidecar.telemetry.exchanges import short_hash
-from tests.support.backends import answering_by, as_json, hermes_gateway
+from tests.support.backends import HERMES, answering_by, as_json, hermes_gateway
 from tests.support.chat import turn
 from tests.support.raw_client import ask
 from tests.support.scripted_upstream import scripted_upstream
@@ -24,7 +24,7 @@ FILES = {
     "/sidecar/icon.svg": "image/svg+xml; charset=utf-8",
     "/sidecar/state.json": "application/json; charset=utf-8",
 }
-HOSTILE = '</p><script>document.title="owned"</script><img src=x onerror=alert(1)>"\'&'
+HOSTILE = """</dd><script>document.title="owned"</script>'&"""
 KEY = "gateway-Key-0123456789"
 
 
@@ -112,18 +112,19 @@ async def test_query_changes_nothing() -> None:
         assert b"status=<script>" not in answer.body
 
 
-async def test_markup_in_a_backends_answers_is_not_on_the_page() -> None:
-    said = {"status": HOSTILE, "platform": HOSTILE, "version": HOSTILE, "features": {HOSTILE: True}, "data": [HOSTILE]}
-    everywhere = as_json({**said, "error": {"message": HOSTILE}})
+async def test_backends_own_words_are_only_words() -> None:
+    health = as_json({"status": "ok", "platform": "hermes-agent", "version": HOSTILE})
     async with (
-        scripted_upstream(answering_by(lambda _: everywhere)) as upstream,
+        scripted_upstream(answering_by(hermes_gateway(routes={**HERMES, "/health": health}))) as upstream,
         running_sidecar(upstream.url, probes=True) as sidecar,
     ):
         await ask(sidecar.url, "POST", "/capabilities/refresh")
         page = (await ask(sidecar.url, "GET", PAGE)).body.decode()
+        state = await ask(sidecar.url, "GET", "/sidecar/state.json")
 
-        assert "owned" not in html.unescape(page).replace(html.escape(HOSTILE), "")
-        assert "<script>document" not in page
+        assert state.json()["gateway"]["version"] == HOSTILE
+        assert HOSTILE not in page
+        assert html.escape(HOSTILE) in page
 
 
 async def test_nothing_secret_is_on_the_page() -> None:
