@@ -160,6 +160,7 @@ async def test_two_sidecars_with_one_redis_take_turns_and_one_is_killed(
             codes = [await one.ended(), await other.stop()]
         chain = await chain_of(rotating, key)
 
+    print([(t.session_id, t.sidecar_session) for t in turns]); print(one.log[-1500:], other.log[-3000:])
     assert codes == [-signal.SIGKILL, 0]
     assert len(chain) >= 3, chain
     assert tokens_seen(model, word) <= CONTEXT_TOKENS
