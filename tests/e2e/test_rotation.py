@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from redis import Redis
 
+from sidecar.sessions.store.redis import KEY_PREFIX
 from tests.support import chat, raw_http, sidecar_process
 from tests.support.hermes_agent import HermesAgent
-from tests.support.redis_server import redis_server
+from tests.support.redis_server import RedisServer, redis_server
 from tests.support.sidecar_process import SidecarProcess
 from tests.support.stub_model import StubModel
 
@@ -61,12 +64,22 @@ def by_turns(turn: int) -> bool:
     return turn % 2 == 0
 
 
-async def converse(door: Door, word: str, is_streamed: Callable[[int], bool]) -> list[chat.Turn]:
-    """Eight long turns."""
+async def at_once() -> None:
+    pass
+
+
+async def converse(
+    door: Door,
+    word: str,
+    is_streamed: Callable[[int], bool],
+    between: Callable[[], Awaitable[None]] = at_once,
+) -> list[chat.Turn]:
+    """Eight long turns; `between` is what the person does before the next one."""
     turns = []
     for number in range(1, TURNS + 1):
         url, fields = door(number)
         turns.append(await chat.turn(url, f"{prompt(number, word)} {FILLER}", fields, streamed=is_streamed(number)))
+        await between()
     return turns
 
 
@@ -154,18 +167,33 @@ async def test_two_sidecars_with_one_redis_take_turns_and_one_is_killed(
             alive = other if number >= killed_before or number % 2 else one
             return alive.url, [(chat.SESSION_KEY, key)]
 
+        async def until_it_is_known() -> None:
+            """A person takes seconds for the next turn; what one sidecar learned is in Redis after milliseconds."""
+            newest = (await chain_of(rotating, key))[-1]
+            async with asyncio.timeout(5):
+                while tip_in(redis, key) != newest:
+                    await asyncio.sleep(0.005)
+
         try:
-            turns = await converse(door, word, by_turns)
+            turns = await converse(door, word, by_turns, until_it_is_known)
         finally:
             codes = [await one.ended(), await other.stop()]
         chain = await chain_of(rotating, key)
 
-    print([(t.session_id, t.sidecar_session) for t in turns]); print(one.log[-1500:], other.log[-3000:])
     assert codes == [-signal.SIGKILL, 0]
     assert len(chain) >= 3, chain
     assert tokens_seen(model, word) <= CONTEXT_TOKENS
     assert turns[-1].session_id in chain[-2:]
     assert str(turns[-1].sidecar_session).endswith("; followed")
+
+
+def tip_in(redis: RedisServer, key: str) -> str:
+    with Redis(port=redis.port) as client:
+        tip = key.encode()
+        while (successor := client.get(KEY_PREFIX + tip)) is not None:
+            assert isinstance(successor, bytes)
+            tip = successor
+    return tip.decode()
 
 
 async def test_verify_rotation_proves_it(rotating: HermesAgent, tmp_path: Path) -> None:
@@ -183,27 +211,58 @@ async def test_verify_rotation_proves_it(rotating: HermesAgent, tmp_path: Path) 
 # Routes that read the body
 
 
-BODY_ROUTES = [
-    pytest.param("/v1/responses", "conversation", id="responses"),
-    pytest.param("/v1/runs", "session_id", id="runs"),
-]
+ALONE, TOGETHER = ["user"], ["user", "assistant", "user"]
 
 
-@pytest.mark.parametrize(("path", "field"), BODY_ROUTES)
-@pytest.mark.parametrize("injects", [False, True], ids=["as-it-is", "inject_body"])
-async def test_two_turns_on_a_route_that_reads_the_body(
-    model: StubModel, agent: HermesAgent, word: str, path: str, field: str, injects: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("injects", "second_turn"),
+    [pytest.param(False, ALONE, id="as-it-is"), pytest.param(True, TOGETHER, id="inject_body")],
+)
+async def test_two_responses_with_one_key(
+    model: StubModel, agent: HermesAgent, word: str, injects: bool, second_turn: list[str], tmp_path: Path
 ) -> None:
-    key = f"route-{word}"
+    """The route reads `conversation` in its body, and no header."""
+    answers = await asked_twice("/v1/responses", agent, word, tmp_path, injects=injects)
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert [call.roles for call in model.turns_about(word)] == [ALONE, second_turn]
+    assert {answer.value(chat.SIDECAR_SESSION) for answer in answers} == {"header:x-hermes-session-key"}
+
+
+@pytest.mark.parametrize("injects", [False, True], ids=["as-it-is", "inject_body"])
+async def test_two_runs_with_one_key(
+    model: StubModel, agent: HermesAgent, word: str, injects: bool, tmp_path: Path
+) -> None:
+    """The route reads `session_id` in its body: both runs stand in that session, though the model sees each alone."""
+    answers = await asked_twice("/v1/runs", agent, word, tmp_path, injects=injects)
+
+    assert [answer.status for answer in answers] == [202, 202]
+    assert [call.roles for call in model.turns_about(word)] == [ALONE, ALONE]
+    status, history = await agent.get(f"/api/sessions/route-{word}/messages")
+    assert status == (200 if injects else 404)
+    if injects:
+        users = [message["content"] for message in history["data"] if message["role"] == "user"]
+        assert users == [prompt(1, word), prompt(2, word)]
+
+
+async def asked_twice(path: str, agent: HermesAgent, word: str, home: Path, *, injects: bool) -> list[raw_http.Answer]:
+    """The answers to two requests under one key; a run, which is answered when it begins, is waited for."""
     settings = {"GATEWAY__TOKEN": agent.key, "SESSION__INJECT_BODY": str(injects).lower()}
-    fields = [("Content-Type", "application/json"), (chat.SESSION_KEY, key)]
-    async with await SidecarProcess.start(tmp_path, agent.url, settings) as sidecar:
+    fields = [("Content-Type", "application/json"), (chat.SESSION_KEY, f"route-{word}")]
+    answers = []
+    async with await SidecarProcess.start(home, agent.url, settings) as sidecar:
         for number in (1, 2):
             body = json.dumps({"model": "hermes-agent", "input": prompt(number, word)}).encode()
-            answer = await raw_http.ask(sidecar.url, "POST", path, fields, body)
-            assert answer.status in (200, 202), answer.body
-            await model.turn_about(prompt(number, word))
+            answers.append(await raw_http.ask(sidecar.url, "POST", path, fields, body))
+            if answers[-1].status == 202:
+                await run_over(sidecar.url, answers[-1].json()["run_id"], fields)
+    return answers
 
-    roles = [call.roles for call in model.turns_about(word)]
-    print(path, injects, roles)
-    assert roles
+
+async def run_over(url: str, run_id: str, fields: raw_http.Fields) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            answer = await raw_http.ask(url, "GET", f"/v1/runs/{run_id}", fields)
+            if answer.json()["status"] not in ("queued", "started", "running", "in_progress"):
+                return
+            await asyncio.sleep(0.05)

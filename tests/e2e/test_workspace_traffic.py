@@ -31,8 +31,6 @@ PROBES = [
     ("GET", "/v1/models", 200),
     ("GET", "/v1/chat/completions", 405),
     ("GET", "/api/sessions", 200),
-    ("GET", "/api/skills", 404),
-    ("GET", "/api/config", 404),
     ("GET", "/api/jobs", 200),
     ("GET", "/api/mcp", 404),
     ("POST", "/api/sessions/__probe__/chat/stream", 404),
@@ -50,6 +48,19 @@ async def test_a_probe_finds_the_same_with_and_without_the_sidecar(
 
     assert through == direct
     assert direct[0] == status
+
+
+@pytest.mark.parametrize("target", ["/api/skills", "/api/config"])
+async def test_a_missing_family_is_missing_behind_the_sidecar_too_but_in_words(
+    agent: HermesAgent, sidecar: SidecarProcess, target: str
+) -> None:
+    """Workspace asks for the status alone: any other than 404 and 403 would switch on a dead tab."""
+    direct = await probe(agent.url, "GET", target, agent.key)
+    status, _, document = await probe(sidecar.url, "GET", target, agent.key)
+
+    assert (direct[0], status) == (404, 404)
+    assert document["error"]["code"] == "capability_unavailable"
+    assert document["error"]["hint"]
 
 
 async def test_a_missing_session_stays_the_gateways_own_404(agent: HermesAgent, sidecar: SidecarProcess) -> None:
