@@ -122,6 +122,7 @@ class Request:
         "dashboard_token",
         "destination",
         "expects_continue",
+        "forwarded_keys",
         "head",
         "is_derived",
         "is_http_1_0",
@@ -163,6 +164,8 @@ class Request:
         self.dashboard_token: bytes | None = None
         self.cors: tuple[Field, ...] = ()
         """What the answer tells a browser; empty for programs."""
+        self.forwarded_keys: list[bytes] = []
+        """The route key as the gateway got it, which may echo it."""
         self.answer_fields: Fields = []
         """What the answer gives back to the client."""
         self.sent_id: bytes | None = None
@@ -264,6 +267,7 @@ def admit(
         request.session_id, request.sent_id = decision.session_id, decision.sent_id
         request.source, request.is_derived = decision.source, decision.derived
         request.answer_fields = list(decision.given_back)
+        request.forwarded_keys = [value for name, value in decision.added if name.lower() == fields.ROUTE_KEYS[0]]
         if options & _ROUTE_KEYS:
             added += [line for line in decision.added if line[0].lower() not in options & _ROUTE_KEYS]
         else:

@@ -40,6 +40,8 @@ def upgraded_head(request: Request, head: ResponseHead) -> bytes:
 
 
 def _finish(request: Request, lines: Fields, watched: fields.Watched) -> Fields:
+    if request.forwarded_keys and fields.ROUTE_KEYS[0] in watched:
+        lines = _without_echo(request, lines, watched)
     for line in request.answer_fields:
         if line[0].lower() not in watched:  # what the gateway says itself stays as it says it
             lines.append(line)
@@ -49,6 +51,17 @@ def _finish(request: Request, lines: Fields, watched: fields.Watched) -> Fields:
         lines += request.cors
         lines += vary_on_origin(fields.values(watched, b"vary"))
     return lines
+
+
+def _without_echo(request: Request, lines: Fields, watched: fields.Watched) -> Fields:
+    """The gateway echoes the route key as it got it; where that is not how the client sent it, the client's counts."""
+    echoed = [line for line in watched[fields.ROUTE_KEYS[0]] if line[1] in request.forwarded_keys]
+    own = [value for name, value in request.answer_fields if name.lower() == fields.ROUTE_KEYS[0]]
+    if not echoed or [value for _, value in echoed] == own:
+        return lines
+    if len(echoed) == len(watched[fields.ROUTE_KEYS[0]]):
+        del watched[fields.ROUTE_KEYS[0]]
+    return [line for line in lines if line not in echoed]
 
 
 def preflight(request: Request) -> bytes:

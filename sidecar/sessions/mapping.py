@@ -103,7 +103,7 @@ def decide(
     if sent_id is not None:
         added += ((_SESSION_ID_NAME, sent_id), (_CLAUDE_SESSION_ID_NAME, sent_id))
     if policy.forward_key == "always":
-        added += [(name, namespace + value) for name, value in watched.get(ROUTE_KEYS[0], ())]
+        added += [(name, namespace + forwarded_key(value, namespace)) for name, value in watched.get(ROUTE_KEYS[0], ())]
     given_back = [(spelled, watched[name][0][1]) for name, spelled in _GIVEN_BACK if name in watched]
     word = source
     if sent_id != session_id:
@@ -112,6 +112,13 @@ def decide(
         word += "; derived"
     given_back.append((SIDECAR_SESSION, word.encode("latin-1")))
     return Decision(session_id, source, derived, tuple(added), tuple(given_back), sent_id)
+
+
+def forwarded_key(value: bytes, namespace: bytes) -> bytes:
+    """The route key as the gateway gets it: itself, or a hash where it is longer than the gateway takes."""
+    if len(namespace) + len(value) <= _LONGEST_ID:
+        return value
+    return DERIVED_PREFIX + hashlib.sha256(value).hexdigest()[:40].encode()
 
 
 def _session_id(

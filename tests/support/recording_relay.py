@@ -51,8 +51,9 @@ class RecordingRelay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def about(self, word: bytes) -> Recorded:
-        """The one exchange whose request contains `word`."""
-        (found,) = [exchange for exchange in self.exchanges if word in exchange.request]
+        """The one POST whose request contains `word`; the sidecar's own look at the session's record is a GET."""
+        posts = [exchange for exchange in self.exchanges if exchange.request.startswith(b"POST ")]
+        (found,) = [exchange for exchange in posts if word in exchange.request]
         return found
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
