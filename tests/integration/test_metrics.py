@@ -166,7 +166,7 @@ async def test_twenty_thousand_random_requests_leave_the_number_of_series_where_
 
     assert shown.samples.keys() == before.samples.keys()
     assert shown.total("requests_total") == before.total("requests_total") + REQUESTS + 1
-    assert not {said for said in shown.words if "first" in said or any(said in word for word in words[:50])}
+    assert not {said for said in shown.words if "first" in said or any(word in said for word in words[:50])}
     assert at_rest(shown)
 
 
