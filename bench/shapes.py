@@ -7,7 +7,6 @@ import re
 from typing import NamedTuple
 
 CHAT_PATH = "/v1/chat/completions"
-UPLOAD_MODEL = b"upload"
 
 _SHAPE = re.compile(rb'"model": ?"stream-n(\d+)-gap(\d+)-b(\d+)"')
 _EVENT = (
@@ -16,8 +15,6 @@ _EVENT = (
 )
 STAMP = re.compile(rb'"at":"(\d{16})"')
 """The clock at the upstream's write, in nanoseconds. The monotonic clock is one for all processes of a machine."""
-_STAMP_AT = _EVENT.index(b"%016d") - len(b'"at":"')
-EVENT_BYTES = len(_EVENT % 0)
 LAST_CHUNK = b"0\r\n\r\n"
 _END = (
     b'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","choices":[],'

@@ -49,6 +49,8 @@ class Monitor:
         self._running: asyncio.Task[Picture] | None = None
         self._loop: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._look_again = asyncio.Event()
+        """Set whenever the length of the wait may have changed: woken, or a probe has ended."""
         self._probed_at = 0.0
         self._denials: dict[str, int] = {}
         self._was_silent = False
@@ -75,11 +77,12 @@ class Monitor:
     def trouble(self) -> None:
         """The data path met a gateway that could not be used: look again at once, if that is news."""
         if is_chat_usable(self.picture):
-            self._wake.set()
+            self.wake()
 
     def wake(self) -> None:
         """Something has changed: look now."""
         self._wake.set()
+        self._look_again.set()
 
     async def refresh(self) -> Picture:
         """Probes now, or joins the probe that is running."""
@@ -95,12 +98,20 @@ class Monitor:
                 raise
             except Exception as exc:  # the next look may go better; meanwhile what was known stands
                 self._on_failure(exc)
-            is_well = is_chat_usable(self.picture) and not self._was_silent
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s if is_well else self._retry_s):
-                    await self._wake.wait()
-                    await asyncio.sleep(_POKE_GAP_S - (time.monotonic() - self._probed_at))
+            while not self._wake.is_set() and (wait_s := self._next_look_s()) > 0:
+                # Somebody else's probe ends this wait as well: what it found decides how long the next one is.
+                self._look_again.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._look_again.wait()
+            if self._wake.is_set():
+                await asyncio.sleep(_POKE_GAP_S - (time.monotonic() - self._probed_at))
             self._wake.clear()
+
+    def _next_look_s(self) -> float:
+        """Seconds until the next look is due, counted from the last one, whoever asked for it."""
+        is_well = is_chat_usable(self.picture) and not self._was_silent
+        return self._probed_at + (self._interval_s if is_well else self._retry_s) - time.monotonic()
 
     async def _probe_once(self) -> Picture:
         began = time.monotonic()
@@ -115,6 +126,7 @@ class Monitor:
             self._running = None
             self.known.set()
         self._publish()
+        self._look_again.set()
         return self.picture
 
     def _is_single_silence(self, gateway: GatewayFacts) -> bool:

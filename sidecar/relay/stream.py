@@ -21,6 +21,7 @@ _TOKEN = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"[ \t\
 _TOKEN_OVERLAP_BYTES = 64
 """More than the longest match, so that none is lost where the bytes are cut."""
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_READER = json.JSONDecoder()
 _COUNTS = {"prompt": ("prompt_tokens", "input_tokens"), "completion": ("completion_tokens", "output_tokens")}
 """Each type's names: chat completions say one, responses the other."""
 _MOST_TOKENS = 10**12
@@ -60,9 +61,13 @@ class PayloadObserver:
     def usage(self) -> dict[str, int]:
         """Token counts by type (`prompt`, `completion`), as the answer told them last; empty where it did not."""
         text = b"".join(self._tail)[-_TAIL_BYTES:]
-        for match in reversed(list(_USAGE.finditer(text))):
+        at = len(text)
+        while (at := text.rfind(b'"usage"', 0, at)) >= 0:
+            match = _USAGE.match(text, at)
+            if match is None:
+                continue
             try:
-                usage, _ = json.JSONDecoder().raw_decode(text[match.end() - 1 :].decode("utf-8", "replace"))
+                usage, _ = _READER.raw_decode(text[match.end() - 1 :].decode("utf-8", "replace"))
             except (ValueError, RecursionError):
                 continue
             if counts := _counts(usage):

@@ -28,7 +28,7 @@ _METHOD_NAMES = {name.encode(): name for name in METHODS}
 _CODES = ("none", *["other"] * 99, *map(str, range(100, 600)))
 """By status; 0 is an exchange without an answer."""
 STREAM_ENDS = tuple(end for end in get_args(End) if end != "refused")
-OUTCOMES = ("mapped", "derived", "followed", "none", "refused")
+OUTCOMES = ("mapped", "derived", "followed", "none", "unread", "refused")
 UPSTREAM_ERRORS = ("unreachable", "protocol_error", "timeout", "broke")
 PROBE_FAILURES = ("unreachable", "timeout", "broken")
 # Agents take minutes for a turn: half an hour is the last bucket of whatever waits for one.

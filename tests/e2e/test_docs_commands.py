@@ -16,19 +16,12 @@ from sidecar.demo.gateway import DemoGateway
 from tests.support.documents import ROOT, Block, runnable
 from tests.support.own_node import node, own_node_folder
 from tests.support.own_venv import own_venv
+from tests.support.real_clients import NODE_PACKAGES, PYTHON_PACKAGES
 from tests.support.sidecar_process import SidecarProcess, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
 _BLOCK_LIMIT_S = 60.0
-_PYTHONS = {
-    "langchain": ("langchain-openai", "1.7.1", "langchain-openai==1.7.1"),
-    "litellm": ("litellm", "1.108.7", "litellm[proxy]==1.108.7"),
-}
-_NODES = {
-    "openai-node": ("openai@7.59.0",),
-    "ai-sdk": ("@ai-sdk/openai-compatible@3.0.92", "ai@7.0.173"),
-}
 BLOCKS = runnable("sh", "python", "js")
 
 
@@ -53,12 +46,12 @@ def command_of(block: Block, text: str, folder: Path) -> list[str]:
     if block.language == "python":
         script = folder / "example.py"
         script.write_text(text)
-        python = own_venv(*_PYTHONS[needs]) / "bin" / "python" if needs else Path(sys.executable)
+        python = own_venv(*PYTHON_PACKAGES[needs]) / "bin" / "python" if needs else Path(sys.executable)
         return [str(python), str(script)]
     assert needs is not None, f"{block.place}: which packages does it need?"
     program = node()
     # Beside node_modules: that is where a module looks for its packages.
-    script = own_node_folder(needs, *_NODES[needs]) / f"{folder.name}-{secrets.token_hex(4)}.mjs"
+    script = own_node_folder(needs, *NODE_PACKAGES[needs]) / f"{folder.name}-{secrets.token_hex(4)}.mjs"
     script.write_text(text)
     return [str(program), str(script)]
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from urllib.parse import urlsplit
 
@@ -59,11 +59,19 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
         yield running
 
 
+@asynccontextmanager
+async def demo_gateway(port: int = 0, *, key: str | None = None) -> AsyncIterator[DemoGateway]:
+    gateway = await DemoGateway.start(port, key=key)
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def demo() -> AsyncIterator[DemoGateway]:
-    gateway = await DemoGateway.start()
-    yield gateway
-    await gateway.stop()
+    async with demo_gateway() as gateway:
+        yield gateway
 
 
 @asynccontextmanager
@@ -171,26 +179,25 @@ async def test_draining_is_told_while_the_page_is_open(browser: Browser) -> None
 
 
 async def test_gateway_goes_and_comes_while_the_page_is_open(browser: Browser) -> None:
-    gateway = await DemoGateway.start()
-    port = urlsplit(gateway.url).port
-    assert port is not None
-    async with running_sidecar(gateway.url, probes=True, probe=QUICK) as sidecar:
+    unlock = "document.querySelector('[data-name=chatCompletions] .unlock').checkVisibility()"
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(demo_gateway())
+        sidecar = await stack.enter_async_context(running_sidecar(gateway.url, probes=True, probe=QUICK))
         await ask(sidecar.url, "POST", "/capabilities/refresh")
-        async with status_page(browser, sidecar) as tab:
-            assert await tab.run(WORD) == "Partial"
-            await tab.run("window.here = true")
+        tab = await stack.enter_async_context(status_page(browser, sidecar))
+        assert await tab.run(WORD) == "Partial"
+        await tab.run("window.here = true")
 
-            await gateway.stop()
-            await tab.run("document.getElementById('probe').click()")
-            assert await tab.shows(f"{WORD} === 'Disconnected'")
-            assert await tab.shows("document.querySelector('[data-name=chatCompletions] .unlock').checkVisibility()")
-            assert "Start the gateway" in await tab.text()
+        await gateway.stop()
+        await tab.run("document.getElementById('probe').click()")
+        assert await tab.shows(f"{WORD} === 'Disconnected'")
+        assert await tab.shows(unlock)
+        assert "Start the gateway" in await tab.text()
 
-            again = await DemoGateway.start(port)
+        async with demo_gateway(urlsplit(gateway.url).port or 0):
             assert await tab.shows(f"{WORD} === 'Partial'")
-            assert await tab.shows("!document.querySelector('[data-name=chatCompletions] .unlock').checkVisibility()")
+            assert await tab.shows(f"!{unlock}")
             assert await tab.run("window.here"), "the page was never loaded again"
-            await again.stop()
 
 
 async def test_lost_sidecar_is_said_and_found_again(browser: Browser, demo: DemoGateway) -> None:
@@ -321,28 +328,26 @@ async def test_curl_line_quotes_what_the_backend_calls_its_model(browser: Browse
 
 async def test_key_that_the_gateway_wants_is_sent_and_kept_nowhere(browser: Browser) -> None:
     key = f"gateway-key-{secrets.token_hex(8)}"
-    gateway = await DemoGateway.start(key=key)
-    try:
-        async with running_sidecar(gateway.url, probes=True) as sidecar, browser.tab(sidecar.url + PAGE) as tab:
-            await tab.shows(IS_LIVE)
-            await tab.run("document.getElementById('try-send').click()")
-            assert await tab.shows(f"{VERDICT}.dataset.good") == "false"
-            assert "The gateway refused the turn with status 401" in str(await tab.run(f"{VERDICT}.textContent"))
+    async with (
+        demo_gateway(key=key) as gateway,
+        running_sidecar(gateway.url, probes=True) as sidecar,
+        browser.tab(sidecar.url + PAGE) as tab,
+    ):
+        await tab.shows(IS_LIVE)
+        await tab.run("document.getElementById('try-send').click()")
+        assert await tab.shows(f"{VERDICT}.dataset.good") == "false"
+        assert "The gateway refused the turn with status 401" in str(await tab.run(f"{VERDICT}.textContent"))
 
-            await tab.run(f"document.getElementById('token').value = {json.dumps(key)}")
-            await tab.run("document.getElementById('try-send').click()")
-            assert await tab.shows(f"{VERDICT}.dataset.good === 'true'")
+        await tab.run(f"document.getElementById('token').value = {json.dumps(key)}")
+        await tab.run("document.getElementById('try-send').click()")
+        assert await tab.shows(f"{VERDICT}.dataset.good === 'true'")
 
-            assert '-H "Authorization: Bearer $TOKEN"' in str(
-                await tab.run("document.getElementById('curl').textContent")
-            )
-            assert key not in str(await tab.run("document.documentElement.outerHTML"))
-            stores = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
-            assert key not in str(await tab.run(stores))
-            await tab.open(sidecar.url + PAGE)
-            assert await tab.run("document.getElementById('token').value") == ""
-    finally:
-        await gateway.stop()
+        assert '-H "Authorization: Bearer $TOKEN"' in str(await tab.run("document.getElementById('curl').textContent"))
+        assert key not in str(await tab.run("document.documentElement.outerHTML"))
+        stores = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+        assert key not in str(await tab.run(stores))
+        await tab.open(sidecar.url + PAGE)
+        assert await tab.run("document.getElementById('token').value") == ""
 
 
 async def test_stop_ends_the_turn_at_the_gateway(browser: Browser) -> None:

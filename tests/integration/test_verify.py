@@ -325,8 +325,8 @@ async def test_rotation_is_proven_by_the_turn_after_it_streamed_and_not() -> Non
     plain, streamed = gateway.chats[0], gateway.chats[5]
     assert gateway.chats == [plain] * 4 + ["child-2"] + [streamed] * 4 + ["child-4"]
     assert verdict.sentence == (
-        f"The gateway moved the conversation from session {plain} to child-2 in turn 4 (not streamed, long), and turn 5 "
-        "(not streamed, long) went to child-2: both messages stand in the history there. Streamed: the gateway moved "
+        f"The gateway moved the conversation from session {plain} to child-2 in turn 4 (not streamed, long), and turn "
+        "5 (not streamed, long) went to child-2: both messages stand in the history there. Streamed: the gateway moved "
         f"the conversation from session {streamed} to child-4 in turn 4 (streamed, long), and turn 5 (streamed, long) "
         "went to child-4: both messages stand in the history there."
     )

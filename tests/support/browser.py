@@ -7,7 +7,6 @@ two more parts with versions of their own.
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import re
@@ -170,11 +169,6 @@ class Tab:
             }})""",
             names,
         )
-
-    async def picture(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        reply = await self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(reply["data"]))
 
     async def click(self, selector: str) -> None:
         """Clicks, and waits until the page that this leads to is loaded."""

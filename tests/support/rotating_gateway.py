@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from tests.support.backends import NO_GET, NOT_FOUND, as_json, hermes_gateway
 from tests.support.scripted_upstream import LAST_CHUNK, Connection, Received, chunk
 
+EVENT = b'data: {"choices":[{"delta":{"content":"word "}}]}\n\n'
 Hold = Callable[[Received], Awaitable[None]]
 
 
@@ -43,6 +44,9 @@ class RotatingGateway:
         self.before_record: Hold = _at_once
         """What a record waits for."""
         self.record_asked = asyncio.Event()
+        self.may_end = asyncio.Event()
+        """Set: turns are answered at once. Else a streamed answer stays open, and a plain one does not begin."""
+        self.may_end.set()
         self._key = key
         self._has_records = has_records
         self._otherwise = hermes_gateway(key)
@@ -52,7 +56,10 @@ class RotatingGateway:
             request = await connection.request(limit_s=60)
             path = request.target.partition(b"?")[0].decode()
             if request.method == b"POST" and path == "/v1/chat/completions":
-                connection.write(self._chat(request))
+                beginning, end = self._chat(request)
+                connection.write(beginning)
+                await self.may_end.wait()
+                connection.write(end)
             elif self._has_records and path.startswith("/api/sessions/"):
                 connection.write(await self._record(request, path))
             elif not self._has_records and path != "/v1/models":
@@ -68,7 +75,8 @@ class RotatingGateway:
             session_id = child
         return session_id
 
-    def _chat(self, request: Received) -> bytes:
+    def _chat(self, request: Received) -> tuple[bytes, bytes]:
+        """The answer's beginning, and the rest of it."""
         (sent,) = request.values("x-hermes-session-id") or [b"api-0123456789abcdef"]
         body = json.loads(request.body)
         session_id = sent.decode()
@@ -82,9 +90,9 @@ class RotatingGateway:
         if body.get("stream"):
             head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Hermes-Session-Id: %b\r\n" % sent
             events = b'data: {"choices":[{"delta":{"content":"ok"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-            return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(events) + LAST_CHUNK
+            return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(EVENT), chunk(events) + LAST_CHUNK
         choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
-        return as_json({"choices": [choice]}, b"200 OK", b"X-Hermes-Session-Id: " + session_id.encode())
+        return b"", as_json({"choices": [choice]}, b"200 OK", b"X-Hermes-Session-Id: " + session_id.encode())
 
     async def _record(self, request: Received, path: str) -> bytes:
         self.records.append(request)

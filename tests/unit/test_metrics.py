@@ -273,6 +273,7 @@ def test_upstream_errors_by_kind(end: End, fault: Fault | None, kind: str | None
         pytest.param({"is_followed": True}, "header:x-hermes-session-key", "followed", id="followed"),
         pytest.param({"source": "none", "session_id": None}, "none", "none", id="no-key"),
         pytest.param({"source": "skipped", "session_id": None}, "skipped", "none", id="side-task"),
+        pytest.param({"source": "none", "session_id": None, "is_unread": True}, "none", "unread", id="body-unread"),
         pytest.param(
             {"end": "refused", "fault": faults.invalid_session_key(), "source": "none", "session_id": None},
             "none",

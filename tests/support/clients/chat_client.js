@@ -1,5 +1,5 @@
-// A chat application as a page's own script, with fetch alone: begin(job), then next() for each thing that its user
-// would see, {piece}, {tool}, and at last {end}; leave() is the Stop button.
+// A chat application as a page's own script, with fetch alone: order(job), then next() for each thing that its user
+// would see, {piece}, {tool}, and at last {end}; order('leave') is the Stop button.
 {
   const seen = [];
   let wake = () => {};
@@ -60,16 +60,16 @@
     return { end: 'complete' };
   }
 
-  window.begin = (job) => {
+  window.order = (what) => {
+    if (what === 'leave') return stop.abort();
     stop = new AbortController();
     const { signal } = stop;
-    work(job, signal)
+    work(what, signal)
       .catch((error) =>
         signal.aborted ? { end: 'left' } : { end: 'error', kind: error.name, status: null, text: error.message },
       )
       .then(tell);
   };
-  window.leave = () => stop.abort();
   window.next = async () => {
     if (!seen.length) await new Promise((resolve) => (wake = resolve));
     return seen.shift();

@@ -1,6 +1,6 @@
 // A chat application for Node, written with the library that its argument names: `openai` or `ai`.
 //
-// A job comes in as a line of JSON, and what its user would see goes out as lines: {piece}, {tool}, and at last {end}.
+// A job comes in as a line of JSON, and what its user would see goes out as lines: {piece}, {tool}, {complaint}, and at last {end}.
 // The line "leave" is the user's Stop button. Packages are looked for where it is started.
 import { createInterface } from 'node:readline';
 import { inspect } from 'node:util';
@@ -30,7 +30,8 @@ async function openaiSdk() {
     }
     const tool = { name: '', arguments: '' };
     for await (const chunk of answer) {
-      for (const { delta } of chunk.choices) {
+      // The agent also sends events of its own, about its work; here they are chunks without `choices`.
+      for (const { delta } of chunk.choices ?? []) {
         if (delta.content) yield { piece: delta.content };
         for (const call of delta.tool_calls ?? []) {
           tool.name += call.function.name ?? '';
@@ -72,7 +73,11 @@ async function aiSdk() {
     for await (const part of streamText({ ...request, onError() {} }).fullStream) {
       if (part.type === 'text-delta') yield { piece: part.text };
       if (part.type === 'tool-call') yield { tool: { name: part.toolName, arguments: JSON.stringify(part.input) } };
-      if (part.type === 'error') throw part.error;
+      if (part.type === 'error') {
+        // A chunk that it does not know is an error to it, after which it goes on with the answer.
+        if (part.error.name !== 'AI_TypeValidationError') throw part.error;
+        yield { complaint: part.error.name };
+      }
     }
     abortSignal.throwIfAborted();
   };

@@ -1,4 +1,4 @@
-"""A chat application in Python, written with the library that its argument names: `openai`, `langchain` or `litellm`.
+"""A chat application in Python, written with what its argument names: `openai`, `langchain`, `litellm`, or `curl`.
 
 A job comes in as a line of JSON, and what its user would see goes out as lines: {"piece": …}, {"tool": …}, and at last
 {"end": …}. The line "leave" is the user's Stop button. Runs in the library's own venv, so it imports nothing of ours.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -41,7 +42,8 @@ async def _read(answer: Any, job: Job) -> AsyncIterator[Seen]:
         return
     name = arguments = ""
     async for chunk in answer:
-        for choice in chunk.choices:
+        # The agent also sends events of its own, about its work; here they are chunks without `choices`.
+        for choice in chunk.choices or ():
             if choice.delta.content:
                 yield {"piece": choice.delta.content}
             for call in choice.delta.tool_calls or ():
@@ -114,6 +116,63 @@ def langchain_chat() -> Callable[[Job], AsyncIterator[Seen]]:
     return ask
 
 
+class CurlFailed(Exception):
+    """`curl` ended with this code, and what the terminal shows then."""
+
+    def __init__(self, code: int, shown: str) -> None:
+        super().__init__(shown)
+        self.kind = f"exit {code}"
+
+
+def curl() -> Callable[[Job], AsyncIterator[Seen]]:
+    async def ask(job: Job) -> AsyncIterator[Seen]:
+        body = {"model": _NAME, "messages": messages_of(job), "stream": job["stream"], **tools_of(job)}
+        fields = (
+            f"Authorization: Bearer {job['key']}",
+            "Content-Type: application/json",
+            f"X-Hermes-Session-Key: {job['session']}",
+        )
+        program = await asyncio.create_subprocess_exec(
+            *("curl", "-q", "--silent", "--show-error", "--no-buffer", "--fail-with-body", "--noproxy", "*"),
+            *(option for field in fields for option in ("--header", field)),
+            *("--data", json.dumps(body), f"{job['url']}/chat/completions"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert program.stdout is not None
+        tool = {"name": "", "arguments": ""}
+
+        def read(document: dict[str, Any]) -> str:
+            text = ""
+            for choice in document.get("choices", ()):
+                message = choice.get("delta") or choice.get("message") or {}
+                text += message.get("content") or ""
+                for call in message.get("tool_calls") or ():
+                    tool["name"] += call["function"].get("name") or ""
+                    tool["arguments"] += call["function"].get("arguments") or ""
+            return text
+
+        shown = ""
+        try:
+            while line := (await program.stdout.readline()).decode():
+                shown += line
+                if line.startswith("data: {") and (piece := read(json.loads(line[6:]))):
+                    yield {"piece": piece}
+            if code := await program.wait():
+                raise CurlFailed(code, shown)
+        finally:
+            if program.returncode is None:
+                program.send_signal(signal.SIGINT)  # Ctrl-C
+                await program.wait()
+        if not job["stream"] and (text := read(json.loads(shown))):
+            yield {"piece": text}
+        if tool["name"]:
+            yield {"tool": tool}
+
+    return ask
+
+
 def tell(seen: Seen) -> None:
     print(json.dumps(seen), flush=True)
 
@@ -128,7 +187,10 @@ async def serve(ask: Callable[[Job], AsyncIterator[Seen]]) -> None:
             raise
         except Exception as exc:
             status = getattr(exc, "status_code", None)
-            tell({"end": "error", "kind": type(exc).__name__, "status": status, "text": str(exc)})
+            kind = getattr(exc, "kind", type(exc).__name__)
+            # Of the error object that was answered, OpenAI's exceptions print the message and keep the rest.
+            details = json.dumps(getattr(exc, "body", None), ensure_ascii=False)
+            tell({"end": "error", "kind": kind, "status": status, "text": str(exc), "details": details})
         else:
             tell({"end": "complete"})
 
@@ -144,5 +206,5 @@ async def serve(ask: Callable[[Job], AsyncIterator[Seen]]) -> None:
 
 
 if __name__ == "__main__":
-    libraries = {"openai": openai_sdk, "litellm": litellm_sdk, "langchain": langchain_chat}
-    asyncio.run(serve(libraries[sys.argv[1]]()))
+    ways = {"openai": openai_sdk, "litellm": litellm_sdk, "langchain": langchain_chat, "curl": curl}
+    asyncio.run(serve(ways[sys.argv[1]]()))
