@@ -1,6 +1,6 @@
 # What a developer types here. Each target sets up .venv by itself; PYTHON=/path/to/python chooses the Python for it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format audit serve docs dist clean
+.PHONY: help demo test check lint types format audit serve bench bench-micro docs dist clean
 
 ARGS ?=
 export PYTHON
@@ -10,7 +10,7 @@ export PYTHON
 	@tools/make-venv.sh
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.ready ## a demo gateway with the sidecar in front, proved by two turns; ARGS=--once ends after the proof
 	@.venv/bin/hermes-sidecar demo $(ARGS)
@@ -40,6 +40,12 @@ audit: .venv/.ready ## look the installed packages up among the known vulnerabil
 
 serve: .venv/.ready ## run the sidecar in the foreground; ARGS="--config FILE"
 	@.venv/bin/hermes-sidecar serve $(ARGS)
+
+bench: .venv/.ready ## compare with nginx and a plain proxy on this machine; BENCH_ROUNDS=5, ARGS="--peers direct,sidecar"
+	@.venv/bin/python -m bench $(ARGS)
+
+bench-micro: .venv/.ready ## what each part costs, in microseconds
+	@.venv/bin/python -m bench.micro
 
 docs: .venv/.ready ## build these pages as a site in site/, every warning an error
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)

@@ -150,7 +150,7 @@ async def _process(
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HERMES_SIDECAR_")}
     pinned = command if core is None else ["taskset", "--cpu-list", str(core), *command]
     with (directory / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603  our own command lines
+        process = subprocess.Popen(  # noqa: S603, ASYNC220  our own command lines; starting is quick
             pinned, cwd=_ROOT, env={**inherited, **(environ or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:

@@ -1,5 +1,6 @@
-"""The proxy that most people write first: aiohttp on both sides, on uvloop. `python -m bench.plain_proxy PORT UPSTREAM`.
+"""The proxy that most people write first: aiohttp on both sides, on uvloop.
 
+Run as `python -m bench.plain_proxy PORT UPSTREAM_URL`.
 No mapping, no metrics, no log, no rules: what a proxy in Python costs before it does anything.
 """
 

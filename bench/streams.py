@@ -102,7 +102,7 @@ async def paced(port: int, streams: int, shape: Shape, key: str) -> Delays:
 
 
 async def first_bytes(port: int, seconds: float, key: str) -> list[float]:
-    """Seconds from a request's write to the first byte of its answer: one connection, one short stream after the other."""
+    """Seconds from a request's write to its answer's first byte: short streams, one by one on one connection."""
     shape = Shape(events=1, gap_ms=1)
     request = shapes.stream_request(f"127.0.0.1:{port}", shape, key)
     (stream,) = await _open(port, 1)

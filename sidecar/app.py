@@ -279,6 +279,7 @@ async def build(
                 recent,
                 relay_url=url,
                 has_relay_beside=settings.admin.host is None,
+                workers=settings.listen.workers,
                 is_draining=lambda: backend.relay.is_draining,
             )
         )

@@ -40,6 +40,7 @@ class State:
     relay_url: str
     has_relay_beside: bool
     """The relay answers where these pages do."""
+    workers: int
     is_draining: Callable[[], bool]
 
     def facts(self) -> Facts:
@@ -48,6 +49,7 @@ class State:
             gateway_url=self.gateway_url,
             relay_url=self.relay_url,
             has_relay_beside=self.has_relay_beside,
+            workers=self.workers,
             is_draining=self.is_draining(),
             started_at=self.started_at,
             window=self.figures.window(),

@@ -27,12 +27,12 @@ _TITLES = {
     "jobs": "Scheduled jobs",
 }
 _EVIDENCE: dict[Evidence, str] = {
-    "observed": "Seen in real traffic",
-    "declared": "Declared by the backend",
-    "probe": "Found by a probe",
+    "observed": "Observed",
+    "declared": "Declared",
+    "probe": "Probe",
     "none": "No evidence",
 }
-_MODES = {"enhanced": "Enhanced mode", "portable": "Portable mode", "disconnected": "No mode while there is no chat"}
+_MODES = {"enhanced": "Enhanced mode", "portable": "Portable mode", "disconnected": None}
 _KINDS = {
     "hermes-agent": "hermes-agent",
     "hermes-dashboard": "hermes-agent's dashboard",
@@ -48,9 +48,7 @@ _ENDS = {
 _SOURCES = {"client": "named by the client", "none": "no conversation named", "skipped": "side task"}
 _DRAINING = "The sidecar is shutting down: running answers may finish, new requests are told to come again."
 
-_NO_DASHBOARD = (
-    "Optional. With dashboard.url set, hermes-agent's dashboard can fill in for what the gateway lacks."
-)
+_NO_DASHBOARD = "Optional. With dashboard.url set, hermes-agent's dashboard can fill in for what the gateway lacks."
 
 
 class Facts(NamedTuple):
@@ -61,6 +59,7 @@ class Facts(NamedTuple):
     relay_url: str
     has_relay_beside: bool
     """The relay answers at the page's own address."""
+    workers: int
     is_draining: bool
     started_at: float
     window: Window
@@ -99,6 +98,7 @@ def view(facts: Facts) -> dict[str, Any]:
         },
         "sidecar": {"version": __version__, "started": _moment(facts.started_at), "url": address(facts.relay_url)},
         "page": {"hasRelay": facts.has_relay_beside, "hasNoRelay": not facts.has_relay_beside},
+        "share": _share(facts.workers),
         "streams": _streams(facts.window),
         "firstToken": _first_token(facts.window),
         "ends": _shares([(_ENDS.get(end, end), count) for end, count in facts.stream_ends.items()]),
@@ -108,6 +108,12 @@ def view(facts: Facts) -> dict[str, Any]:
         "hasConversations": bool(conversations),
         "hasNoConversations": not conversations,
     }
+
+
+def _share(workers: int) -> str | None:
+    if workers == 1:
+        return None
+    return f"Of one of {workers} workers, the one that answered. /metrics adds them all up."
 
 
 def address(url: str) -> str:
@@ -157,7 +163,7 @@ def _streams(window: Window) -> dict[str, Any]:
     return {
         "now": window.running_streams,
         "path": bars(window.streams),
-        "most": f"At most {most} within five seconds",
+        "most": f"Peak: {most} in 5 s",
         "label": f"Streams in the last ten minutes: {window.running_streams} now, at most {most} within five seconds.",
     }
 
@@ -171,7 +177,7 @@ def _first_token(window: Window) -> dict[str, Any]:
     return {
         "mean": mean,
         "path": bars(window.first_token_s),
-        "most": f"Slowest five seconds: {most}",
+        "most": f"Slowest 5 s: {most}",
         "label": f"Time to the first token in the last ten minutes: {mean} on average, {most} in the slowest moments.",
     }
 

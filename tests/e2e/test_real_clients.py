@@ -49,6 +49,17 @@ TOOL = {
 }
 CALL = {"name": "get_weather", "arguments": {"city": "Zürich"}}
 
+KINDS = {
+    "openai-python": {401: "AuthenticationError", 502: "InternalServerError"},
+    "openai-node": {401: "AuthenticationError", 502: "InternalServerError"},
+    "ai-sdk": {401: "AI_APICallError", 502: "AI_APICallError"},
+    "langchain": {401: "OpenAIAuthenticationError", 502: "OpenAIAPIError"},
+    "litellm": {401: "AuthenticationError", 502: "BadGatewayError"},
+    "curl": {401: "exit 22", 502: "exit 22"},
+    "browser": {401: "Unauthorized", 502: "Bad Gateway"},
+}
+"""The class of each client's own error; curl has an exit code, and fetch only the status."""
+
 streamed_or_not = pytest.mark.parametrize(
     "stream", [pytest.param(False, id="plain"), pytest.param(True, id="streamed")]
 )
@@ -112,6 +123,7 @@ async def test_turns_with_one_key_are_one_conversation_of_the_demo_gateway(clien
     ]
     assert [seen.end for seen in turns] == [COMPLETE] * 4
     assert [len(seen.pieces) > 10 for seen in turns] == [False, True, False, True]
+    assert refused.end["kind"] == KINDS[client.name][401]
     assert "Invalid API key" in refused.end["text"]
 
 
@@ -138,6 +150,7 @@ async def test_turns_with_one_key_are_one_conversation_of_the_real_agent(
     messages = await agent.messages(key)
     assert [message["role"] for message in messages] == ["user", "assistant"] * 3
     assert "[screenshot]" in messages[4]["content"]
+    assert refused.end["kind"] == KINDS[client.name][401]
     assert "Invalid API key" in refused.end["text"]
 
 
@@ -148,6 +161,7 @@ async def test_the_agents_own_tools_do_not_disturb_the_answer(
 
     No library looks at the name: an application finds such an event among its chunks, without `choices`, and has to
     pass over it, as ours do. The Vercel AI SDK reports an error for each by itself, and goes on.
+    Source: NousResearch/hermes-agent#31778, danny-avila/LibreChat#12919, anomalyco/opencode#38106.
     """
     model.behave(word, Behaviour(calls_tool=True))
     async with before(client, agent.url) as sidecar:
@@ -218,17 +232,6 @@ async def test_the_upstream_sees_stop_within_a_second(client: Client, phase: str
 
 
 # What goes wrong
-
-KINDS = {
-    "openai-python": {401: "AuthenticationError", 502: "InternalServerError"},
-    "openai-node": {401: "AuthenticationError", 502: "InternalServerError"},
-    "ai-sdk": {401: "AI_APICallError", 502: "AI_APICallError"},
-    "langchain": {401: "OpenAIAuthenticationError", 502: "OpenAIAPIError"},
-    "litellm": {401: "AuthenticationError", 502: "BadGatewayError"},
-    "curl": {401: "exit 22", 502: "exit 22"},
-    "browser": {401: "authentication_error", 502: "server_error"},
-}
-"""The class of each client's own error."""
 
 
 def assert_tells(client: Client, end: Mapping[str, Any], fault: faults.Fault) -> None:

@@ -58,7 +58,7 @@ def tip_of(successors: dict[bytes, bytes], session_id: bytes) -> bytes:
 
 @given(st.lists(st.tuples(NAMES, NAMES), max_size=12))
 def test_newest_id_is_what_the_model_says(rotations: list[tuple[bytes, bytes]]) -> None:
-    """For any answers in any order, every id leads to the tip of its chain; an answer that repeats the id is no news."""
+    """For any answers in any order, every id leads to the tip of its chain; one that repeats the id is no news."""
 
     async def learned() -> Lineage:
         lineage, _ = lineage_over(MemoryLineage())

@@ -47,6 +47,7 @@ def facts(**changes: Any) -> Facts:
         gateway_url="http://127.0.0.1:8642",
         relay_url="http://127.0.0.1:8650",
         has_relay_beside=True,
+        workers=1,
         is_draining=False,
         started_at=0.0,
         window=Window([0], [None], None, 0),
@@ -171,7 +172,7 @@ def test_capability_tells_answer_evidence_reason_message_and_next_step() -> None
         "answer": "yes",
         "words": "Yes",
         "message": "Chat works.",
-        "evidence": "Seen in real traffic: a chat was answered (/v1/chat/completions, status 200).",
+        "evidence": "Observed: a chat was answered (/v1/chat/completions, status 200).",
         "unlock": None,
     }
     assert items["memory"] == {
@@ -180,7 +181,7 @@ def test_capability_tells_answer_evidence_reason_message_and_next_step() -> None
         "answer": "no",
         "words": "No",
         "message": "Memory browser requires the memory API.",
-        "evidence": "Found by a probe: there is no such route (/api/memory, status 404).",
+        "evidence": "Probe: there is no such route (/api/memory, status 404).",
         "unlock": "Start the dashboard (hermes dashboard) and set dashboard.url.",
     }
     assert (items["images"]["answer"], items["images"]["words"]) == ("unknown", "Not known")
@@ -230,6 +231,11 @@ def test_page_apart_from_the_relay_sends_no_turns() -> None:
 
     assert '<div id="try-box" data-when="page.hasRelay" hidden>' in apart
     assert '<div id="try-box" data-when="page.hasRelay">' in beside
+
+
+def test_page_of_a_worker_says_that_there_are_others() -> None:
+    assert view(facts())["share"] is None
+    assert view(facts(workers=4))["share"] == "Of one of 4 workers, the one that answered. /metrics adds them all up."
 
 
 # The figures

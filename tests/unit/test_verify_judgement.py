@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sidecar.verify.answers import Finding, StreamReader, history_markers, read_completion, read_error
-from sidecar.verify.facts import End, ErrorAnswer, Facts, History, HistoryState, Pair, Turn
+from sidecar.verify.facts import End, ErrorAnswer, Facts, History, HistoryState, Leg, Pair, Turn
 from sidecar.verify.judgement import judge
+from sidecar.verify.rotation_judgement import judge_rotation
 from sidecar.verify.wording import progress, shown, without_key
 
 MAPPED = "header:x-hermes-session-key"
@@ -348,3 +349,108 @@ def test_error_words_are_found_in_every_shape(body: bytes, error: ErrorAnswer) -
 )
 def test_history_shows_which_messages_it_holds(body: bytes, found: tuple[bool, bool] | None) -> None:
     assert history_markers(body, ("one", "two")) == found
+
+
+# Conversations that the gateway moves
+
+FOLLOWED = f"{MAPPED}; followed"
+
+
+def leg(
+    tip: str | None = "child",
+    following: Turn | None = None,
+    history: History = READ,
+    *,
+    turns: tuple[Turn, ...] = (answered(1, "k"), answered(2, "k")),
+    streamed: bool = False,
+) -> Leg:
+    return Leg("k", streamed, turns, tip, following or (answered(3, "child", FOLLOWED) if tip else None), history)
+
+
+MOVED = "The gateway moved the conversation from session k to child in turn 2"
+
+
+@pytest.mark.parametrize(
+    ("legs", "ok", "words"),
+    [
+        pytest.param(
+            [leg()],
+            True,
+            f"{MOVED}, and turn 3 went to child: both messages stand in the history there.",
+            id="followed",
+        ),
+        pytest.param(
+            [leg(), leg(streamed=True)],
+            True,
+            f"{MOVED}, and turn 3 went to child: both messages stand in the history there. Streamed: the gateway moved",
+            id="both-ways",
+        ),
+        pytest.param(
+            [leg(), leg(following=answered(3, "k"), streamed=True)],
+            False,
+            "Streamed: the gateway moved the conversation from session k to child in turn 2, but the sidecar sent",
+            id="streamed-not-followed",
+        ),
+        pytest.param(
+            [leg(history=replace(READ, has_first=False))],
+            True,
+            "its message stands in the history there.",
+            id="turn-before-was-summarised",
+        ),
+        pytest.param(
+            [leg(following=answered(3, "grandchild", FOLLOWED))],
+            True,
+            "turn 3 went to grandchild:",
+            id="moved-once-more",
+        ),
+        pytest.param([leg(None)], True, "Nothing to prove here: in 2 long turns the gateway kept", id="not-moved"),
+        pytest.param(
+            [leg(None, turns=(answered(1, None),))], True, "this backend keeps no sessions", id="without-sessions"
+        ),
+        pytest.param(
+            [leg(None, turns=(answered(1, "api-1"),))], False, "The gateway ignored the id", id="id-is-ignored"
+        ),
+        pytest.param([leg(None, turns=(answered(1, "k", None),))], False, "that is no hermes-sidecar", id="no-sidecar"),
+        pytest.param(
+            [leg(following=answered(3, "child", MAPPED))],
+            False,
+            "session.follow_rotation must be true",
+            id="not-followed",
+        ),
+        pytest.param(
+            [leg(following=answered(3, "child", None))], False, "(X-Hermes-Sidecar-Session: missing)", id="mute"
+        ),
+        pytest.param(
+            [leg(following=answered(3, "k", FOLLOWED))],
+            False,
+            "the answer to turn 3 names the old one.",
+            id="old-again",
+        ),
+        pytest.param(
+            [leg(following=answered(3, None, FOLLOWED))], False, "the answer to turn 3 names no session.", id="no-name"
+        ),
+        pytest.param(
+            [leg(history=replace(READ, has_second=False))], False, "but its message is missing in the", id="not-stored"
+        ),
+        pytest.param(
+            [leg(history=History(HistoryState.UNKNOWN_SESSION))],
+            False,
+            "but its message is missing",
+            id="no-such-session",
+        ),
+        pytest.param(
+            [leg(history=History(HistoryState.KEY_NEEDED))], True, "Not proven is that its message stands", id="no-key"
+        ),
+        pytest.param(
+            [leg(following=Turn("turn 3", End.TIMED_OUT))],
+            False,
+            "Turn 3 had no complete answer within 180 s.",
+            id="slow",
+        ),
+    ],
+)
+def test_verdict_on_conversations_that_were_moved(legs: list[Leg], ok: bool, words: str) -> None:
+    verdict = judge_rotation(legs, "http://127.0.0.1:8650", 180.0)
+
+    assert verdict.ok is ok
+    assert words in verdict.sentence

@@ -43,7 +43,7 @@
     });
     if (!answer.ok) {
       const { error } = await answer.json();
-      return { end: 'error', kind: error.type, status: answer.status, text: `${error.message} ${error.hint ?? ''}` };
+      return { end: 'error', kind: answer.statusText, status: answer.status, text: `${error.message} ${error.hint ?? ''}` };
     }
     const tool = { name: '', arguments: '' };
     const read = (message) => {

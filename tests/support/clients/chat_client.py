@@ -54,7 +54,7 @@ async def _read(answer: Any, job: Job) -> AsyncIterator[Seen]:
 
 
 def openai_sdk() -> Callable[[Job], AsyncIterator[Seen]]:
-    openai = importlib.import_module("openai")
+    openai: Any = importlib.import_module("openai")
 
     async def ask(job: Job) -> AsyncIterator[Seen]:
         async with openai.AsyncOpenAI(base_url=job["url"], api_key=job["key"], max_retries=0) as client:
@@ -72,7 +72,7 @@ def openai_sdk() -> Callable[[Job], AsyncIterator[Seen]]:
 
 
 def litellm_sdk() -> Callable[[Job], AsyncIterator[Seen]]:
-    litellm = importlib.import_module("litellm")
+    litellm: Any = importlib.import_module("litellm")
     litellm.suppress_debug_info = True
 
     async def ask(job: Job) -> AsyncIterator[Seen]:
@@ -93,7 +93,7 @@ def litellm_sdk() -> Callable[[Job], AsyncIterator[Seen]]:
 
 
 def langchain_chat() -> Callable[[Job], AsyncIterator[Seen]]:
-    chat_openai = importlib.import_module("langchain_openai").ChatOpenAI
+    chat_openai: Any = importlib.import_module("langchain_openai").ChatOpenAI
 
     async def ask(job: Job) -> AsyncIterator[Seen]:
         model = chat_openai(base_url=job["url"], api_key=job["key"], model=_NAME, max_retries=0)
