@@ -25,7 +25,7 @@ _PRESENT = {
     "memory": "Memory can be browsed.",
     "config": "Settings can be read.",
     "jobs": "Scheduled jobs can be managed.",
-    "health": "The backend says that it is well.",
+    "health": "The backend answers.",
     "chatCompletions": "Chat works.",
     "models": "Models are listed.",
     "streaming": "Answers come word by word.",

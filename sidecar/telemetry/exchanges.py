@@ -108,7 +108,7 @@ class ExchangeLine(Mapping[str, object]):
         self._ended_at = ended_at
         self._record = record
         self._keys: dict[str, object] | None = None
-        self.level = _level_of(record.end)
+        self.level = _level_of(record)
 
     def __getitem__(self, key: str) -> object:
         return self._all_keys()[key]
@@ -133,7 +133,7 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
     """The keys of a record's line. Ids that open a conversation stand in it only as short hashes."""
     line: dict[str, object] = {
         "event": "exchange_ended",
-        "level": _level_of(record.end),
+        "level": _level_of(record),
         "timestamp": _timestamp(ended_at),
         "outcome": record.end,
         "status": record.status,
@@ -163,7 +163,7 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
 def json_of(ended_at: float, record: ExchangeRecord) -> str:
     """The line of a record as JSON, put together by hand: a busy sidecar writes thousands a second."""
     text = (
-        f'{{"event": "exchange_ended", "level": "{_level_of(record.end)}", "timestamp": "{_timestamp(ended_at)}", '
+        f'{{"event": "exchange_ended", "level": "{_level_of(record)}", "timestamp": "{_timestamp(ended_at)}", '
         f'"outcome": "{record.end}", "status": {record.status}, "method": {_quoted(_printable(record.method[:16]))}, '
         f'"route": "{record.route}", "source": {_quoted(record.source)}, '
         f'"duration_ms": {record.duration_s * 1000:.1f}, "bytes": {record.answer_bytes}, '
@@ -185,8 +185,11 @@ def json_of(ended_at: float, record: ExchangeRecord) -> str:
     return text + "}"
 
 
-def _level_of(end: End) -> str:
-    return "warning" if end in ("upstream_broke", "timeout") else "info"
+def _level_of(record: ExchangeRecord) -> str:
+    if record.end in ("upstream_broke", "timeout"):
+        return "warning"
+    # An open status page, a scraper and a load balancer ask every few seconds.
+    return "debug" if record.destination == "own" and record.end == "complete" and record.status < 300 else "info"
 
 
 def _timestamp(at: float) -> str:
