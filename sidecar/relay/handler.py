@@ -27,6 +27,9 @@ from sidecar.relay.upstream import Upstream
 from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
 from sidecar.telemetry.exchanges import End, ExchangeRecord
 
+_TELLING_S = 0.25
+"""How long an answer waits for the store that tells other sidecars of its new session."""
+
 
 class Exchange:
     """One request and its answer."""
@@ -38,10 +41,12 @@ class Exchange:
         "_closes",
         "_connecting",
         "_first_byte_at",
+        "_has_ended",
         "_has_image",
         "_has_renewed",
         "_head",
         "_held",
+        "_held_answer",
         "_is_admitted",
         "_is_over",
         "_looks_for_image",
@@ -83,6 +88,8 @@ class Exchange:
         self._has_image = False
         self._has_renewed = False
         self._was_asked = False
+        self._held_answer: bytes | None = None
+        self._has_ended = False
         self._observer: PayloadObserver | None = None
         self.request_bytes = 0
 
@@ -287,9 +294,31 @@ class Exchange:
             return
         # One write for head and piece, for the same reason as in Upstream.ask.
         lines, answered_id = answers.relayed_head(self.request, head, body, close=self._closes)
-        self._client.transport.write(lines + piece)
         if answered_id is not None and request.sent_id is not None and request.may_rotate and head.status < 300:
-            self._relay.lineage.learn(request.sent_id, answered_id)
+            telling = self._relay.lineage.learn(request.sent_id, answered_id)
+            if telling is not None:
+                self._hold_answer(lines + piece, telling)
+                return
+        self._client.transport.write(lines + piece)
+
+    def _hold_answer(self, start: bytes, telling: asyncio.Task[None]) -> None:
+        """Holds the rare answer that names a new session until the other sidecars can know it, a moment at most."""
+        self._held_answer = start
+        if self._upstream is not None:
+            self._upstream.pause_reading()
+        self._connecting = asyncio.get_running_loop().create_task(self._release_answer(telling))
+
+    async def _release_answer(self, telling: asyncio.Task[None]) -> None:
+        await asyncio.wait([telling], timeout=_TELLING_S)
+        self._connecting = None
+        start, self._held_answer = self._held_answer, None
+        if self._is_over or start is None:
+            return
+        self._client.transport.write(start)
+        if self._has_ended:
+            self.answer_end()
+        elif self._upstream is not None:
+            self._upstream.resume_reading()
 
     @property
     def _can_be_sent_again(self) -> bool:
@@ -301,6 +330,10 @@ class Exchange:
             self._silence.heard_at = time.monotonic()
 
     def answer_piece(self, piece: bytes) -> None:
+        if self._held_answer is not None:  # what the event loop had read before the pause
+            self.answer_bytes += len(piece)
+            self._held_answer += piece
+            return
         if self._silence is not None:
             self.heard()
         self.answer_bytes += len(piece)
@@ -308,6 +341,9 @@ class Exchange:
 
     def answer_end(self) -> None:
         self._upstream = None
+        if self._held_answer is not None:
+            self._has_ended = True
+            return
         self._end("complete")
         self._client.exchange_over(keep_alive=not self._closes)
 

@@ -108,8 +108,12 @@ class Lineage:
 
     # For the turn that has its answer
 
-    def learn(self, sent_id: bytes, answered_id: bytes) -> None:
-        """A 2xx answer of the chat route named a session."""
+    def learn(self, sent_id: bytes, answered_id: bytes) -> asyncio.Task[None] | None:
+        """A 2xx answer of the chat route named a session.
+
+        Where others share the store, the answer is the task that tells them: whoever reads the new id before it has
+        ended may ask one of them that does not know it yet.
+        """
         if (
             not self.is_on
             or answered_id == sent_id
@@ -117,7 +121,7 @@ class Lineage:
             or not is_legal(answered_id)
             or self._known.get(sent_id) == answered_id
         ):
-            return
+            return None
         self._know(sent_id, answered_id)
         if answered_id not in self._known:
             self._know(answered_id, None)
@@ -127,6 +131,7 @@ class Lineage:
             self._unwritten.popitem(last=False)
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_learned())
+        return self._writing if self._store.is_shared else None
 
     def check(self, sent_id: bytes, place: Place, credentials: Fields) -> None:
         """After a streamed turn: its head left before a rotation could be told, so the session's record is asked."""

@@ -494,6 +494,21 @@ async def test_what_was_learned_while_redis_was_away_reaches_the_others_when_it_
     assert took_s < 1.0
 
 
+async def test_answer_that_names_a_new_session_comes_when_the_others_can_know_it() -> None:
+    """Turn about over two sidecars with nothing between the turns: not one goes to a session that has moved on."""
+    with redis_server() as redis:
+        gateway = RotatingGateway(rotates_after=1)
+        async with (
+            scripted_upstream(gateway) as upstream,
+            running_sidecar(upstream.url, store={"url": redis.url()}) as one,
+            running_sidecar(upstream.url, store={"url": redis.url()}) as other,
+        ):
+            for turn in range(12):
+                assert (await chat((one, other)[turn % 2].url, K1)).status == 200
+
+    assert len(set(gateway.chats[1:])) == 11, gateway.chats
+
+
 # --- A store in trouble ----------------------------------------------------------------------------------------------
 
 
@@ -582,6 +597,36 @@ async def test_long_chain_in_a_slow_store_delays_a_chat_for_a_quarter_of_a_secon
     assert [first.status, said(second)] == [200, FOLLOWED]
     assert sent(upstream)[1] == b"k16"
     assert errors == 1
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "least_s"),
+    [pytest.param(0.1, 0.1, id="slow"), pytest.param(5.0, 0.25, id="slower-than-anybody-waits")],
+)
+async def test_store_that_is_slow_to_learn_holds_the_answer_a_moment_and_loses_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, takes_s: float, least_s: float
+) -> None:
+    class SlowToLearn(ShakyStore):
+        async def successor(self, session_id: bytes) -> bytes | None:
+            return None
+
+    body = b"x" * 300_000
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request(limit_s=60)
+            head = b"HTTP/1.1 200 OK\r\nX-Hermes-Session-Id: child-2\r\nContent-Length: %d\r\n\r\n" % len(body)
+            connection.write(head + body[:1000])
+            connection.write(body[1000:])
+
+    async with with_store(SlowToLearn(takes_s=takes_s), script, monkeypatch) as (_, sidecar):
+        asked_at = time.monotonic()
+        answer = await chat(sidecar.url, K1)
+        took_s = time.monotonic() - asked_at
+
+    assert answer.value(SID) == "child-2"
+    assert answer.body == body
+    assert least_s * 0.9 < took_s < least_s + 0.5
 
 
 async def test_redis_that_hangs_delays_one_chat_for_a_quarter_of_a_second_and_the_next_ones_not(tmp_path: Path) -> None:

@@ -185,7 +185,6 @@ async def test_rotation_learned_by_one_is_followed_by_the_other(tmp_path: Path) 
 
     assert after.value("X-Hermes-Sidecar-Session") == "header:x-hermes-session-key; followed"
     assert [sent[0], sent[1], sent[-1]] == [[b"k1"], [b"k1"], [b"child-2"]]
-    assert len(sent) < 20
 
 
 # --- Who is replaced -------------------------------------------------------------------------------------------------
