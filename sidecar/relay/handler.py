@@ -139,10 +139,13 @@ class Exchange:
         """Waits for what the request depends on: who serves its family, its body, where its session went on."""
         request, relay = self.request, self._relay
         try:
+            body = None
             if request.waits_for_probe:
                 await preparation.first_probe(relay.backend.known)
-            body = await self._held.whole(relay.rules.body_limit_bytes) if request.wants_body else None
-            self._admit(body)
+                self._admit(None)
+            if request.wants_body:
+                body = await self._held.whole(relay.rules.body_limit_bytes)
+                self._admit(body)
             if request.session_id is not None and not relay.lineage.is_settled(request.session_id):
                 await relay.lineage.settle(request.session_id)
                 self._admit(body)
