@@ -99,7 +99,7 @@ def configured(home: Path, sidecar_url: str) -> Path:
     return path
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Prometheus, SidecarProcess]]:
     """A Prometheus and the sidecar that it scrapes, while clients of all kinds come and go."""
     home = tmp_path_factory.mktemp("prometheus")

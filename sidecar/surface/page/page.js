@@ -98,7 +98,11 @@ function showLost() {
 
 function poll() {
   clearTimeout(pollTimer);
-  if (document.visibilityState === 'visible') refresh().finally(() => { pollTimer = setTimeout(poll, POLL_MS); });
+  if (document.visibilityState === 'visible') refresh().finally(planNext);
+}
+
+function planNext() {
+  if (document.visibilityState === 'visible') pollTimer = setTimeout(poll, POLL_MS);
 }
 
 function listen() {
