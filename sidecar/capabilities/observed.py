@@ -31,10 +31,10 @@ class Observed:
             self._wanted.add(name)
         self.wants_images = "images" in self._wanted
 
-    def is_curious(self, route: str, *, had_image: bool) -> bool:
+    def is_curious(self, route: str, *, had_image: bool, is_stream: bool) -> bool:
         """Whether an answer on this route could show something new."""
         if route == "chat_completions":
-            return had_image or "chatCompletions" in self._wanted or "streaming" in self._wanted
+            return had_image or "chatCompletions" in self._wanted or (is_stream and "streaming" in self._wanted)
         return had_image or route in self._wanted
 
     def answered(self, route: str, head: ResponseHead, *, had_image: bool) -> None:

@@ -65,8 +65,10 @@ class CredentialPolicy:
 
     def to_upstream(self, authorization: list[Field]) -> list[Field]:
         """The Authorization lines for the gateway: the client's own, or the configured key where it has none."""
-        if self.clients is None and any(_has_credential(value) for _, value in authorization):
-            return authorization
+        if self.clients is None:
+            for _, value in authorization:
+                if _has_credential(value):
+                    return authorization
         if self.gateway_token is None:
             return []
         return [(b"Authorization", b"Bearer " + self.gateway_token)]

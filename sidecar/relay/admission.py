@@ -325,7 +325,7 @@ def _set_destination(request: Request, path: bytes, rules: Rules) -> None:
         request.destination, request.route = "dashboard", "dashboard"
         return
     request.destination, request.route = "gateway", route_of(path)
-    if _FAMILY_PATH.match(path):
+    if request.route in FAMILIES and _FAMILY_PATH.match(path):
         request.waits_for_probe = not rules.families.is_known
         if request.route in rules.families.filled:
             request.destination = "dashboard"
@@ -379,6 +379,8 @@ def route_of(path: bytes) -> str:
 
 def _framing(minor: int, watched: Watched) -> int | Fault:
     lengths, codings = fields.values(watched, b"content-length"), fields.values(watched, b"transfer-encoding")
+    if not lengths and not codings:
+        return 0
     try:
         return wire.request_body(minor, lengths, codings)
     except WireError as error:

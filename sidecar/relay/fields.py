@@ -132,16 +132,16 @@ def to_upstream(
     `nominated` are the connection options, `added` what mapping and guard decided, `peer` the client's address for
     X-Forwarded-For. Via and X-Forwarded-* continue what proxies before us wrote.
     """
-    out = passing
-    if nominated - {b"close", b"keep-alive"}:
+    if nominated and nominated - {b"close", b"keep-alive"}:
         out = [field for field in passing if field[0].lower() not in nominated]
     else:
         out = passing.copy()
     for name, lines in watched.items():
         if name not in STAYS_HERE and name not in nominated:
             out += lines
-    forwarded_for = b", ".join([value for value in (*values(watched, b"x-forwarded-for"), peer) if value])
-    out.append((b"X-Forwarded-For", forwarded_for))
+    if b"x-forwarded-for" in watched:
+        peer = b", ".join([value for value in (*values(watched, b"x-forwarded-for"), peer) if value])
+    out.append((b"X-Forwarded-For", peer))
     if b"x-forwarded-proto" not in watched:
         out.append((b"X-Forwarded-Proto", b"http"))
     if b"x-forwarded-host" not in watched and (host := watched.get(b"host")):
@@ -156,15 +156,23 @@ def to_downstream(fields: Fields) -> tuple[Fields, Watched]:
 
     Hop-by-hop fields, those that Connection names, and the upstream's own CORS fields are gone.
     """
-    passing, watched = sort_out(fields, RESPONSE_WATCHED)
-    strips = connection_options(watched) - {b"close", b"keep-alive", b"content-length", b"transfer-encoding"}
-    for name in strips & watched.keys():
-        del watched[name]
-    out = [
-        field
-        for field in passing
-        if not (field[0][:15].lower() == b"access-control-" or (strips and field[0].lower() in strips))
-    ]
+    out: Fields = []
+    watched: Watched = {}
+    for field in fields:  # `sort_out` by hand: this runs for every answer
+        name = field[0].lower()
+        if name in RESPONSE_WATCHED:
+            if name in watched:
+                watched[name].append(field)
+            else:
+                watched[name] = [field]
+        elif name[:15] != b"access-control-":
+            out.append(field)
+    if b"connection" in watched:
+        strips = connection_options(watched) - {b"close", b"keep-alive", b"content-length", b"transfer-encoding"}
+        if strips:
+            out = [field for field in out if field[0].lower() not in strips]
+            for name in strips & watched.keys():
+                del watched[name]
     for name, lines in watched.items():
         if name not in _ENDS_HERE:
             out += lines

@@ -284,7 +284,7 @@ class Exchange:
         request = self.request
         if request.destination == "gateway":
             observed = self._relay.backend.observed
-            if observed.is_curious(request.route, had_image=self._has_image):
+            if observed.is_curious(request.route, had_image=self._has_image, is_stream=self.is_stream):
                 observed.answered(request.route, head, had_image=self._has_image)
         elif head.status == 401 and request.dashboard_token is not None and self._can_be_sent_again:
             self._leave_upstream()

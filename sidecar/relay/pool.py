@@ -130,9 +130,11 @@ class Pool:
 
     def give_back(self, upstream: Upstream) -> None:
         """Called by a connection after a complete answer, when it could carry another exchange."""
-        if self._is_closed or len(self._idle) >= _IDLE_MOST:
+        if self._is_closed:
             upstream.leave()
             return
+        if len(self._idle) >= _IDLE_MOST:
+            self._idle.pop(0).leave()  # the oldest: only the newest ones are ever proven
         upstream.idle_since = time.monotonic()
         self._idle.append(upstream)
         self._watch()

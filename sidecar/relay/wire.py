@@ -24,7 +24,8 @@ UNTIL_CLOSE = -2
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _VISIBLE = rb"[\x21-\x7e\x80-\xff]++"
 _FIELD_LINE = rb"(%b):[ \t]*+((?:%b(?:[ \t]++%b)*+)?+)[ \t]*+\r\n" % (_TOKEN, _VISIBLE, _VISIBLE)
-_FIELD = re.compile(_FIELD_LINE)
+_FIELD = re.compile(rb"(?<=\r\n)" + _FIELD_LINE)
+"""One whole line: it begins after a CRLF, ends with the next one, and has none inside."""
 _FIELD_BLOCK = re.compile(rb"(?:%b)*+" % _FIELD_LINE.replace(b"(" + _TOKEN + b")", _TOKEN).replace(b"((?:", b"(?:(?:"))
 _REQUEST_LINE = re.compile(rb"(%b) (%b) HTTP/1\.([01])\r\n" % (_TOKEN, _VISIBLE))
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*+))?+\r\n")
@@ -76,10 +77,12 @@ def parse_response_head(block: bytes) -> ResponseHead:
 
 
 def _fields(block: bytes, start: int) -> Fields:
-    whole = _FIELD_BLOCK.match(block, start)
-    if whole is None or whole.end() != len(block):
+    found = _FIELD.findall(block, start)
+    # Each match is one whole line, so as many matches as line ends are the whole block: one pass instead of two.
+    if len(found) != block.count(b"\r\n", start) or not block.endswith(b"\r\n"):
+        whole = _FIELD_BLOCK.match(block, start)
         raise WireError(_why_malformed(block[whole.end() if whole else start :]))
-    return _FIELD.findall(block, start)
+    return found
 
 
 def _why_malformed(rest: bytes) -> str:
@@ -158,7 +161,7 @@ class ChunkedBody:
     __slots__ = ("_bare", "_held", "_in_trailers", "_left", "_saw", "done", "error", "rest")
 
     def __init__(self, *, bare: bool = False, saw: Callable[[bytes], None] | None = None) -> None:
-        """`saw` is shown the payload as it passes."""
+        """`saw` is shown the payload as it passes: once for each call of `feed`, however many chunks that brings."""
         self._bare = bare
         self._saw = saw
         self._left = 0  # bytes of the current chunk still to come, its closing CRLF included
@@ -177,6 +180,8 @@ class ChunkedBody:
         end = len(data)
         position = clean_from = 0
         kept: list[bytes] = []
+        payload: list[bytes] = []
+        takes_payload = self._bare or self._saw is not None
         while position < end:
             left = self._left
             if left:
@@ -188,12 +193,8 @@ class ChunkedBody:
                     if data[position + step - here : position + step] != b"\r\n"[seen - here : seen]:
                         self.error = "a chunk is longer than it says"
                         step, end = max(0, step - here), position + step - here
-                if self._bare or self._saw is not None:
-                    payload = data[position : position + min(step, max(0, left - 2))]
-                    if self._bare:
-                        kept.append(payload)
-                    if self._saw is not None:
-                        self._saw(payload)
+                if takes_payload:
+                    payload.append(data[position : position + min(step, max(0, left - 2))])
                 if self.error is not None:
                     break
                 self._left = after
@@ -211,23 +212,34 @@ class ChunkedBody:
             if line.end() - position > _CHUNK_SIZE_LIMIT_BYTES:  # whole or in pieces, the limit is the same
                 self.error, end = "a chunk size is malformed", position
                 break
-            size = int(line[1], 16)
+            digits, extension = line.groups()
+            size, after_line = int(digits, 16), line.end()
             if size == 0:
-                if not self._bare:
-                    kept.append(data[clean_from:position])
-                kept.append(self._end(data, line.end()))
+                self._show(payload)
+                kept.append(data[clean_from:position] if not self._bare else b"".join(payload))
+                kept.append(self._end(data, after_line))
                 return b"".join(kept)
-            if line[2] is not None and not self._bare:
-                kept += (data[clean_from:position], line[1], b"\r\n")
-                clean_from = line.end()
-            self._left = size + 2
-            position = line.end()
+            if extension is not None and not self._bare:
+                kept += (data[clean_from:position], digits, b"\r\n")
+                clean_from = after_line
+            position = after_line + size
+            if data[position : position + 2] == b"\r\n":  # the usual chunk: all of it is here
+                if takes_payload:
+                    payload.append(data[after_line:position])
+                position += 2
+            else:
+                self._left, position = size + 2, after_line
+        self._show(payload)
         if self._bare:
-            return b"".join(kept)
+            return b"".join(payload)
         if kept:
             kept.append(data[clean_from:end])
             return b"".join(kept)
         return data if end == len(data) else data[:end]
+
+    def _show(self, payload: list[bytes]) -> None:
+        if payload and self._saw is not None:
+            self._saw(payload[0] if len(payload) == 1 else b"".join(payload))
 
     def _end(self, data: bytes, start: int) -> bytes:
         """Reads the trailer section that begins at `start`; its fields are dropped."""

@@ -127,7 +127,7 @@ def _session_id(
     """Id, source and whether it was derived; None where that depends on a body which has not been read."""
     for condition in policy.skip_when:
         if isinstance(condition, bytes):
-            if any(is_usable(value) for _, value in watched.get(condition, ())):
+            if condition in watched and any(is_usable(value) for _, value in watched[condition]):
                 return None, "skipped", False
         elif document is None:
             return None

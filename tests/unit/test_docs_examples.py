@@ -42,7 +42,7 @@ _PROGRAMS = {
 }
 _ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S*")
 _COMMANDS = {"serve", "check", "probe", "verify", "demo", "--version", "--install-completion"}
-_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def named(*languages: str) -> pytest.MarkDecorator:
