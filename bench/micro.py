@@ -28,8 +28,9 @@ from sidecar.capabilities.model import Picture
 from sidecar.config import from_mapping
 from sidecar.relay import answers, fields
 from sidecar.relay.admission import ROUTE_NAMES, Request, admit
+from sidecar.relay.answer_heads import read_answer_head
 from sidecar.relay.stream import PayloadObserver, StreamObserver
-from sidecar.relay.wire import parse_request_head, parse_response_head
+from sidecar.relay.wire import parse_request_head
 from sidecar.sessions.lineage import Lineage
 from sidecar.sessions.mapping import decide
 from sidecar.sessions.sources import document_of
@@ -73,7 +74,7 @@ async def costs() -> AsyncIterator[Cost]:
         yield Cost("… of it the observer", max(0.0, with_observer - without))
     finally:
         await bare.close()
-    observer = StreamObserver(Metrics(ROUTE_NAMES, []).gaps)
+    observer = StreamObserver(Metrics(ROUTE_NAMES, []).cells.gaps)
     event = shapes.event(0)
     observer.saw(event)
     yield Cost("… the observer by itself, after the first token", least_us(lambda: observer.saw(event)))
@@ -86,7 +87,7 @@ def _parts_of_a_request() -> list[Cost]:
     head = parse_request_head(sent)
 
     def admitted() -> Request:
-        request = Request(head)
+        request = Request(head.method, head.minor)
         admit(request, head, _RULES, peer=b"127.0.0.1", is_draining=False)
         return request
 
@@ -96,13 +97,13 @@ def _parts_of_a_request() -> list[Cost]:
     short = json.loads(fakes.CHAT_BODY)
     long = json.dumps({**short, "messages": short["messages"] * 500}).encode()
     block = fakes.ANSWER_HEAD[:-2]
-    answer = parse_response_head(block)
+    answer = read_answer_head(block)
     return [
         Cost("… read the request's head", least_us(lambda: parse_request_head(sent))),
         Cost("… admit it: guard, mapping, fields", least_us(admitted)),
         Cost("   … of it the mapping, key in a header", least_us(lambda: decide(watched, _RULES.mapping))),
         Cost("   … the mapping where nothing names a session", least_us(lambda: decide(keyless, _RULES.mapping))),
-        Cost("… read the answer's head", least_us(lambda: parse_response_head(block))),
+        Cost("… read the answer's head", least_us(lambda: read_answer_head(block))),
         Cost("… write it for the client", least_us(lambda: answers.relayed_head(request, answer, 500, close=False))),
         Cost("with a body source: read a body of 64 bytes", least_us(lambda: document_of(fakes.CHAT_BODY))),
         Cost(f"with a body source: read a body of {len(long) // 1000} kB", least_us(lambda: document_of(long), 20)),

@@ -311,7 +311,7 @@ async def build(
         on_failure=log.failed,
     )
     relay = backend.relay = Relay(
-        first_rules, pools, backend, lineage, log, metrics.gaps, limits, settings.gateway.idle_timeout_s
+        first_rules, pools, backend, lineage, log, metrics.cells.gaps, limits, settings.gateway.idle_timeout_s
     )
     metrics.activity = lambda: _activity(relay)
     metrics.picture = lambda: monitor.picture

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from sidecar import __version__
 from sidecar.capabilities.judgement import Answer, Failure
 from sidecar.faults import Fault
+from sidecar.relay.answer_heads import AnswerHead
 from sidecar.relay.pool import Pool
 from sidecar.relay.upstream import Upstream
-from sidecar.relay.wire import Fields, ResponseHead
+from sidecar.relay.wire import Fields
 
 _MOST_BYTES = 65536
 
@@ -53,7 +54,7 @@ class _Question:
         self._asked_at = asked_at
         self._path = path
         self._upstream: Upstream | None = None
-        self._head: ResponseHead | None = None
+        self._head: AnswerHead | None = None
         self._pieces: list[bytes] = []
         self._read_bytes = 0
         self._done: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
@@ -97,10 +98,10 @@ class _Question:
     def heard(self) -> None:
         pass
 
-    def observer_of(self, head: ResponseHead) -> None:
+    def observer_of(self, head: AnswerHead) -> None:
         return None
 
-    def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
+    def answer_head(self, head: AnswerHead, body: int, piece: bytes) -> None:
         self._head = head
         if piece:
             self.answer_piece(piece)
@@ -116,7 +117,7 @@ class _Question:
         self._upstream = None
         self._finish(self._answer(is_whole=True))
 
-    def answer_upgrade(self, head: ResponseHead, rest: bytes) -> None:
+    def answer_upgrade(self, head: AnswerHead, rest: bytes) -> None:
         self._head = head
         self.leave()
         self._finish(self.failed("broken", "it switched protocols without being asked"))
@@ -137,7 +138,7 @@ class _Question:
     def _answer(self, *, is_whole: bool) -> Answer:
         head = self._head
         assert head is not None
-        values = {name.lower(): value.decode("latin-1") for name, value in head.fields}
+        values = {name.lower(): value.decode("latin-1") for name, value in head.lines}
         return Answer(
             self._path,
             head.status,

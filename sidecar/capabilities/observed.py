@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from sidecar.capabilities.model import ENHANCED, Cause, Finding
-from sidecar.relay.wire import ResponseHead
+from sidecar.relay.answer_heads import AnswerHead
 
 _IMAGE_PART = re.compile(rb'"type"\s*:\s*"(?:image_url|input_image)"')
 _CHAT = "/v1/chat/completions"
@@ -37,12 +37,12 @@ class Observed:
             return had_image or "chatCompletions" in self._wanted or (is_stream and "streaming" in self._wanted)
         return had_image or route in self._wanted
 
-    def answered(self, route: str, head: ResponseHead, *, had_image: bool) -> None:
+    def answered(self, route: str, head: AnswerHead, *, had_image: bool) -> None:
         """An exchange with the gateway got its answer's head."""
         status = head.status
         if not 200 <= status < 300:
             return
-        content_type = next((value for name, value in head.fields if name.lower() == b"content-type"), b"").lower()
+        content_type = head.content_type
         if b"html" in content_type:
             return
         if route == "chat_completions":

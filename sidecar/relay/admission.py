@@ -123,7 +123,9 @@ class Request:
         "destination",
         "expects_continue",
         "forwarded_keys",
+        "has_own_id",
         "head",
+        "head_start",
         "is_derived",
         "is_http_1_0",
         "is_preflight",
@@ -144,10 +146,11 @@ class Request:
         "wants_close",
     )
 
-    def __init__(self, head: RequestHead, listener: Listener = "all") -> None:
-        self.listener = listener
-        self.method = head.method
-        self.is_http_1_0 = head.minor == 0
+    def __init__(self, method: bytes, minor: int = 1, listener: Listener = "all") -> None:
+        """`minor` is the 0 or 1 of its HTTP/1.0 or HTTP/1.1."""
+        self.listener: Listener = listener
+        self.method = method
+        self.is_http_1_0 = minor == 0
         self.wants_close = self.is_http_1_0
         self.body = UNTIL_CLOSE
         """A length in bytes, or CHUNKED; UNTIL_CLOSE while it is not known."""
@@ -183,10 +186,35 @@ class Request:
         self.route = "none"
         """What is asked for, from a closed list: logs and metrics never see a path."""
         self.request_id = b""
+        self.has_own_id = False
+        """Its id is the client's."""
         self.traceparent: bytes | None = None
         """The client's own, which passes on and stands in the log line. Source: W3C, Trace Context."""
         self.head = b""
         """The head as the upstream gets it."""
+        self.head_start = b""
+        """Of that, what does not differ between two requests that are alike: all but its length and its id."""
+
+    def again(self, body: int) -> Request:
+        """Another request like this one, which went to the gateway: its body may be of another length."""
+        twin = Request(self.method, 0 if self.is_http_1_0 else 1, self.listener)
+        twin.wants_close = self.wants_close
+        twin.body = body
+        twin.is_safe = self.is_safe
+        twin.credentials = self.credentials
+        twin.cors = self.cors
+        twin.forwarded_keys = self.forwarded_keys
+        twin.answer_fields = self.answer_fields
+        twin.sent_id = self.sent_id
+        twin.is_derived = self.is_derived
+        twin.source = self.source
+        twin.session_id = self.session_id
+        twin.route = self.route
+        twin.traceparent = self.traceparent
+        twin.request_id = new_request_id()
+        twin.head_start = self.head_start
+        twin.head = self.head_start + _head_end(twin, has_length=body > 0)
+        return twin
 
     @property
     def may_rotate(self) -> bool:
@@ -242,8 +270,10 @@ def admit(
     if is_draining and not request.is_own:
         raise faults.draining()
 
-    added = _framing_fields(request, options, watched, minor)
-    request.request_id = _request_id(watched, added)
+    added = _upgrade_fields(request, options, watched, minor)
+    ids = watched.get(b"x-request-id")
+    request.has_own_id = ids is not None
+    request.request_id = ids[0][1] if ids else new_request_id()
     request.traceparent = watched[b"traceparent"][0][1] if b"traceparent" in watched else None
     request.is_safe = request.body == 0 and method in SAFE_METHODS and not request.is_upgrade
     if b"expect" in watched and minor >= 1:
@@ -276,12 +306,10 @@ def admit(
         added += request.credentials
         if target != b"*":
             target = rules.gateway_prefix + target
-    if request.new_body is not None:
-        added = [line for line in added if line[0] not in (b"Content-Length", b"Transfer-Encoding")]
-        added.append((b"Content-Length", b"%d" % len(request.new_body)))
     upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
     start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, netloc)
-    request.head = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields]) + b"\r\n"
+    request.head_start = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields])
+    request.head = request.head_start + _head_end(request, has_length=b"content-length" in watched)
 
 
 def _decide(
@@ -400,13 +428,22 @@ def _origin_form(method: bytes, target: bytes) -> tuple[bytes | None, bytes]:
     return authority, rest if rest[:1] == b"/" else b"/" + rest
 
 
-def _framing_fields(request: Request, options: frozenset[bytes], watched: Watched, minor: int) -> Fields:
-    """The framing fields, written anew from what was understood, and the upgrade that may cross."""
+def _head_end(request: Request, *, has_length: bool) -> bytes:
+    """The framing, written anew from what was understood, and the id where it is ours."""
+    if request.new_body is not None:
+        framing = b"Content-Length: %d\r\n" % len(request.new_body)
+    elif request.body == CHUNKED:
+        framing = b"Transfer-Encoding: chunked\r\n"
+    else:
+        framing = b"Content-Length: %d\r\n" % request.body if has_length else b""
+    if request.has_own_id:
+        return framing + b"\r\n"
+    return b"%bX-Request-Id: %b\r\n\r\n" % (framing, request.request_id)
+
+
+def _upgrade_fields(request: Request, options: frozenset[bytes], watched: Watched, minor: int) -> Fields:
+    """The one upgrade that may cross."""
     added: Fields = []
-    if request.body == CHUNKED:
-        added.append((b"Transfer-Encoding", b"chunked"))
-    elif b"content-length" in watched:
-        added.append((b"Content-Length", b"%d" % request.body))
     if b"upgrade" in options and minor >= 1 and request.method == b"GET" and request.body == 0:
         protocols = fields.list_members(fields.values(watched, b"upgrade"))
         if protocols == [b"websocket"]:  # h2c must not cross: it would carry requests past every rule here
@@ -415,11 +452,6 @@ def _framing_fields(request: Request, options: frozenset[bytes], watched: Watche
     return added
 
 
-def _request_id(watched: Watched, added: Fields) -> bytes:
-    """The client's own X-Request-Id, or a new one, unique among all sidecars."""
-    lines = watched.get(b"x-request-id")
-    if lines:
-        return lines[0][1]
-    made = b"%b%012x" % (_ID_PREFIX, next(_id_counter))
-    added.append((b"X-Request-Id", made))
-    return made
+def new_request_id() -> bytes:
+    """Unique among all sidecars."""
+    return b"%b%012x" % (_ID_PREFIX, next(_id_counter))

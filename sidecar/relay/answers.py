@@ -9,7 +9,8 @@ from sidecar.faults import REASON_PHRASES, Fault, FaultCode
 from sidecar.guard.hosts import vary_on_origin
 from sidecar.relay import fields
 from sidecar.relay.admission import Request
-from sidecar.relay.wire import CHUNKED, Field, Fields, ResponseHead
+from sidecar.relay.answer_heads import AnswerHead
+from sidecar.relay.wire import CHUNKED, Field, Fields
 from sidecar.sessions.mapping import SIDECAR_SESSION
 
 
@@ -17,31 +18,29 @@ def head_bytes(status: int, reason: bytes, lines: Fields) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, reason) + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
 
 
-def relayed_head(request: Request, head: ResponseHead, body: int, *, close: bool) -> tuple[bytes, bytes | None]:
-    """The upstream's head as the client gets it, with `body` as its framing; and the session id that it names."""
-    lines, watched = fields.to_downstream(head.fields)
+def relayed_head(request: Request, head: AnswerHead, body: int, *, close: bool) -> bytes:
+    """The upstream's head as the client gets it, with `body` as its framing."""
     if body == CHUNKED:
-        if not request.is_http_1_0:
-            lines.append((b"Transfer-Encoding", b"chunked"))
-    elif head.status != 204 and b"content-length" in watched:
-        lines.append(watched[b"content-length"][0])
+        lines = [] if request.is_http_1_0 else [(b"Transfer-Encoding", b"chunked")]
+    elif head.status != 204 and head.length >= 0:
+        lines = [(b"Content-Length", b"%d" % head.length)]
+    else:
+        lines = []
     if close:
         lines.append((b"Connection", b"close"))
-    named = watched.get(fields.SESSION_IDS[0])
-    text = head_bytes(head.status, head.reason, _finish(request, lines, watched))
-    return text, named[0][1] if named else None
+    return _head_for(request, head, lines)
 
 
-def upgraded_head(request: Request, head: ResponseHead) -> bytes:
+def upgraded_head(request: Request, head: AnswerHead) -> bytes:
     """The upstream's 101 as the client gets it."""
-    lines, watched = fields.to_downstream(head.fields)
-    lines += ((b"Connection", b"Upgrade"), (b"Upgrade", b"websocket"))
-    return head_bytes(head.status, head.reason, _finish(request, lines, watched))
+    return _head_for(request, head, [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")])
 
 
-def _finish(request: Request, lines: Fields, watched: fields.Watched) -> Fields:
+def _head_for(request: Request, head: AnswerHead, lines: Fields) -> bytes:
+    """The head with `lines` and with what the request has coming."""
+    start, watched = head.start, head.watched
     if request.forwarded_keys and fields.ROUTE_KEYS[0] in watched:
-        lines = _without_echo(request, lines, watched)
+        start, watched = _without_echo(request, head)
     for line in request.answer_fields:
         if line[0].lower() not in watched:  # what the gateway says itself stays as it says it
             lines.append(line)
@@ -50,18 +49,21 @@ def _finish(request: Request, lines: Fields, watched: fields.Watched) -> Fields:
     if request.cors:
         lines += request.cors
         lines += vary_on_origin(fields.values(watched, b"vary"))
-    return lines
+    return start + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
 
 
-def _without_echo(request: Request, lines: Fields, watched: fields.Watched) -> Fields:
+def _without_echo(request: Request, head: AnswerHead) -> tuple[bytes, fields.Watched]:
     """The gateway echoes the route key as it got it; where that is not how the client sent it, the client's counts."""
-    echoed = [line for line in watched[fields.ROUTE_KEYS[0]] if line[1] in request.forwarded_keys]
+    named = head.watched[fields.ROUTE_KEYS[0]]
+    echoed = [line for line in named if line[1] in request.forwarded_keys]
     own = [value for name, value in request.answer_fields if name.lower() == fields.ROUTE_KEYS[0]]
     if not echoed or [value for _, value in echoed] == own:
-        return lines
-    if len(echoed) == len(watched[fields.ROUTE_KEYS[0]]):
-        del watched[fields.ROUTE_KEYS[0]]
-    return [line for line in lines if line not in echoed]
+        return head.start, head.watched
+    watched = head.watched
+    if len(echoed) == len(named):
+        watched = {name: lines for name, lines in watched.items() if name != fields.ROUTE_KEYS[0]}
+    status_line = head.start[: head.start.index(b"\r\n") + 2]
+    return status_line + b"".join([b"%b: %b\r\n" % line for line in head.lines if line not in echoed]), watched
 
 
 def preflight(request: Request) -> bytes:

@@ -13,7 +13,7 @@ import time
 from typing import cast
 
 from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
-from sidecar.relay import answers, wire
+from sidecar.relay import answers
 from sidecar.relay.admission import Listener
 from sidecar.relay.handler import Exchange
 from sidecar.relay.leaving import LeaveWatch
@@ -128,14 +128,15 @@ class Downstream(asyncio.Protocol):
         if end < 0 or end > HEAD_LIMIT_BYTES:
             self.refuse(header_too_large(HEAD_LIMIT_BYTES))
             return
+        exchange = Exchange(self._relay, self, data[: end + 2])
+        self._exchange = exchange
+        data = data[end + 4 :]
         try:
-            head = wire.parse_request_head(data[: end + 2])
+            is_admitted = exchange.begin(self._listener)
         except WireError as error:
             self.refuse(invalid_request(str(error)))
             return
-        data = data[end + 4 :]
-        exchange = self._exchange = Exchange(self._relay, self, head, self._listener)
-        if not exchange.begin():
+        if not is_admitted:
             if data and not self._is_lingering:  # the connection goes on; what is there already waits for its turn
                 self._buffer = data
                 asyncio.get_running_loop().call_soon(self._go_on)
@@ -147,7 +148,7 @@ class Downstream(asyncio.Protocol):
             self._buffer = data
         elif data:
             self._body(data)
-        if self._exchange is exchange:
+        if not exchange.is_over:
             exchange.ask()
 
     def _body(self, data: bytes) -> None:

@@ -171,8 +171,8 @@ def to_downstream(fields: Fields) -> tuple[Fields, Watched]:
         strips = connection_options(watched) - {b"close", b"keep-alive", b"content-length", b"transfer-encoding"}
         if strips:
             out = [field for field in out if field[0].lower() not in strips]
-            for name in strips & watched.keys():
-                del watched[name]
+            for name in strips:
+                watched.pop(name, None)
     for name, lines in watched.items():
         if name not in _ENDS_HERE:
             out += lines

@@ -16,15 +16,16 @@ import time
 from sidecar import faults
 from sidecar.capabilities.observed import has_image_part
 from sidecar.faults import Fault, FaultCode
-from sidecar.relay import answers, preparation
+from sidecar.relay import answers, preparation, wire
 from sidecar.relay.admission import Listener, Request, admit
+from sidecar.relay.answer_heads import AnswerHead
 from sidecar.relay.preparation import HeldBody
 from sidecar.relay.shared import Client, Relay
 from sidecar.relay.silence import SilenceWatch
 from sidecar.relay.stream import PayloadObserver, StreamObserver
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Upstream
-from sidecar.relay.wire import UNTIL_CLOSE, RequestHead, ResponseHead
+from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, RequestHead
 from sidecar.telemetry.exchanges import End, ExchangeRecord
 
 _TELLING_S = 0.25
@@ -37,6 +38,7 @@ class Exchange:
     __slots__ = (
         "_answer_framing",
         "_answer_status",
+        "_block",
         "_client",
         "_closes",
         "_connecting",
@@ -44,11 +46,9 @@ class Exchange:
         "_has_ended",
         "_has_image",
         "_has_renewed",
-        "_head",
         "_held",
         "_held_answer",
         "_is_admitted",
-        "_is_over",
         "_looks_for_image",
         "_observer",
         "_pool",
@@ -60,20 +60,23 @@ class Exchange:
         "_upstream",
         "_was_asked",
         "answer_bytes",
+        "is_over",
         "request",
         "request_bytes",
     )
 
-    def __init__(self, relay: Relay, client: Client, head: RequestHead, listener: Listener) -> None:
-        self.request = Request(head, listener)
-        self._head = head
+    request: Request
+
+    def __init__(self, relay: Relay, client: Client, block: bytes) -> None:
+        """`block` is what the client sent as a request's head, up to the end of its last line."""
+        self._block = block
         self._relay = relay
         self._client = client
         self._pool = relay.pools["gateway"]
         self._upstream: Upstream | None = None
         self._tunnel: Tunnel | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._held = HeldBody(self.request)
+        self._held = HeldBody()
         self._is_admitted = False
         self._request_is_over = False
         self._answer_status = 0
@@ -83,7 +86,7 @@ class Exchange:
         self._started_at = time.monotonic()
         self._first_byte_at = 0.0
         self._silence: SilenceWatch | None = None
-        self._is_over = False
+        self.is_over = False
         self._looks_for_image = False
         self._has_image = False
         self._has_renewed = False
@@ -99,18 +102,29 @@ class Exchange:
 
     # Admission
 
-    def begin(self) -> bool:
+    def begin(self, listener: Listener) -> bool:
         """Admits the request, or answers it at once: then it is over, and the answer is False.
 
-        What is there of the body comes next by `request_piece`, and then `ask`.
+        What is there of the body comes next by `request_piece`, and then `ask`. Raises WireError where the block heads
+        no request; then nothing has begun.
         """
-        request, relay = self.request, self._relay
+        relay, peer = self._relay, self._client.peer
+        refusal: Fault | None = None
+        familiar = None
+        if not relay.is_draining:
+            familiar = relay.familiar.recall(self._block, peer, listener, relay.rules, relay.lineage.newest)
+        if familiar is not None:
+            self.request = request = familiar
+            self._is_admitted = True
+        else:
+            head = wire.parse_request_head(self._block)
+            self.request = request = Request(head.method, head.minor, listener)
+            try:
+                self._admit(head)
+                relay.familiar.learn(self._block, peer, listener, relay.rules, request)
+            except Fault as fault:
+                refusal = fault
         relay.exchanges.add(self)
-        try:
-            self._admit(None)
-            refusal = None
-        except Fault as fault:
-            refusal = fault
         self._request_is_over = request.body == 0
         self._closes = request.wants_close
         if refusal is not None:
@@ -120,7 +134,7 @@ class Exchange:
         else:
             chats = request.route in ("chat_completions", "responses")
             self._looks_for_image = chats and relay.backend.observed.wants_images
-        return not self._is_over
+        return not self.is_over
 
     # Asking the upstream
 
@@ -142,13 +156,13 @@ class Exchange:
             body = None
             if request.waits_for_probe:
                 await preparation.first_probe(relay.backend.known)
-                self._admit(None)
+                self._admit_again()
             if request.wants_body:
-                body = await self._held.whole(relay.rules.body_limit_bytes)
-                self._admit(body)
+                body = await self._held.whole(relay.rules.body_limit_bytes, is_chunked=request.body == CHUNKED)
+                self._admit_again(body)
             if request.session_id is not None and not relay.lineage.is_settled(request.session_id):
                 await relay.lineage.settle(request.session_id)
-                self._admit(body)
+                self._admit_again(body)
         except Fault as fault:
             self._connecting = None
             self._refuse(fault)
@@ -166,18 +180,22 @@ class Exchange:
         try:
             if not renewed:
                 raise faults.dashboard_refused()
-            self._admit(None)
+            self._admit_again()
         except Fault as fault:
             self._refuse(fault)
         else:
             self._ask()
 
-    def _admit(self, body: bytes | None) -> None:
+    def _admit_again(self, body: bytes | None = None) -> None:
+        """Judges the request once more, now that more is known. Raises a Fault."""
+        self._admit(wire.parse_request_head(self._block), body)
+
+    def _admit(self, head: RequestHead, body: bytes | None = None) -> None:
         """Judges the request by the rules of this moment. Raises a Fault."""
         relay, request = self._relay, self.request
         admit(
             request,
-            self._head,
+            head,
             relay.rules,
             peer=self._client.peer,
             is_draining=relay.is_draining and not self._is_admitted,
@@ -234,7 +252,7 @@ class Exchange:
         if self._upstream is not None:
             self.heard()
             self._upstream.send(piece)
-        elif not self._is_over:
+        elif not self.is_over:
             self._held.add(piece)
             if self._held.is_too_much(self._relay.rules.body_limit_bytes if self.request.wants_body else 0):
                 self._client.pause_reading()
@@ -259,21 +277,16 @@ class Exchange:
 
     # Relaying the answer
 
-    def observer_of(self, head: ResponseHead) -> PayloadObserver | None:
+    def observer_of(self, head: AnswerHead) -> PayloadObserver | None:
         if self.request.destination != "gateway":
             return None
-        content_type = b""
-        for name, value in head.fields:
-            if len(name) == 12 and name.lower() == b"content-type":
-                content_type = value
-                break
-        if content_type[:17].lower() == b"text/event-stream":
+        if head.content_type.startswith(b"text/event-stream"):
             self._observer = StreamObserver(self._relay.gaps)
         elif self.request.route in ("chat_completions", "responses"):
             self._observer = PayloadObserver()
         return self._observer
 
-    def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
+    def answer_head(self, head: AnswerHead, body: int, piece: bytes) -> None:
         self._first_byte_at = time.monotonic()
         self.heard()
         self._answer_status = head.status
@@ -296,7 +309,8 @@ class Exchange:
                 self._connecting = asyncio.get_running_loop().create_task(self._ask_with_new_token())
             return
         # One write for head and piece, for the same reason as in Upstream.ask.
-        lines, answered_id = answers.relayed_head(self.request, head, body, close=self._closes)
+        lines = answers.relayed_head(request, head, body, close=self._closes)
+        answered_id = head.session_id
         if answered_id is not None and request.sent_id is not None and request.may_rotate and head.status < 300:
             telling = self._relay.lineage.learn(request.sent_id, answered_id)
             if telling is not None:
@@ -315,7 +329,7 @@ class Exchange:
         await asyncio.wait([telling], timeout=_TELLING_S)
         self._connecting = None
         start, self._held_answer = self._held_answer, None
-        if self._is_over or start is None:
+        if self.is_over or start is None:
             return
         self._client.transport.write(start)
         if self._has_ended:
@@ -350,7 +364,7 @@ class Exchange:
         self._end("complete")
         self._client.exchange_over(keep_alive=not self._closes)
 
-    def answer_upgrade(self, head: ResponseHead, rest: bytes) -> None:
+    def answer_upgrade(self, head: AnswerHead, rest: bytes) -> None:
         upstream, self._upstream = self._upstream, None
         assert upstream is not None
         if not self.request.is_upgrade:
@@ -440,7 +454,7 @@ class Exchange:
 
     def _break(self, end: End) -> None:
         """Ends an answer that has begun, so that the client sees that it is incomplete: never a short success."""
-        if not self._is_over:
+        if not self.is_over:
             self._end(end)
             self._client.cut(reset=self.request.is_http_1_0 or self._answer_framing == UNTIL_CLOSE)
 
@@ -460,9 +474,9 @@ class Exchange:
 
     def _end(self, end: End, fault: Fault | None = None) -> None:
         """Book-keeping, once per exchange."""
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = True
+        self.is_over = True
         self._relay.exchanges.discard(self)
         if self._tunnel is not None:
             self._client.tunnel_over()

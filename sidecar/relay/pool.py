@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 import aiohappyeyeballs
 
 from sidecar.faults import Fault, upstream_unreachable
+from sidecar.relay.answer_heads import FamiliarAnswers
 from sidecar.relay.upstream import Upstream
 
 _PROVEN_S = 0.002
@@ -66,6 +67,7 @@ class Pool:
         self._connector = connector
         self._connect_timeout_s = connect_timeout_s
         self._keeps_spares = keeps_spares
+        self.familiar = FamiliarAnswers()
         self._idle: list[Upstream] = []
         self._spares: list[Upstream] = []
         self._spare_limit_s, self._spare_most_s = _SPARE_LIMITS_S

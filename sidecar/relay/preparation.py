@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from sidecar.relay.admission import Request
-from sidecar.relay.wire import CHUNKED, ChunkedBody
+from sidecar.relay.wire import ChunkedBody
 
 _FIRST_PROBE_S = 5.0
 """How long a request to a family waits for the first probe after the start; then it goes to the gateway."""
@@ -24,10 +23,9 @@ async def first_probe(known: asyncio.Event) -> None:
 class HeldBody:
     """A request's body, as far as it waits here; in the framing that goes upstream."""
 
-    __slots__ = ("_bytes", "_more", "_pieces", "_request", "is_whole")
+    __slots__ = ("_bytes", "_more", "_pieces", "is_whole")
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._bytes = 0
         self._more: asyncio.Event | None = None
@@ -58,7 +56,7 @@ class HeldBody:
     def replace(self, body: bytes) -> None:
         self._pieces = [body]
 
-    async def whole(self, limit_bytes: int) -> bytes:
+    async def whole(self, limit_bytes: int, *, is_chunked: bool) -> bytes:
         """The payload, once all of it is here; b"" if it is longer than `limit_bytes`."""
         self._more = asyncio.Event()
         while not self.is_whole:
@@ -67,5 +65,5 @@ class HeldBody:
             self._more.clear()
             await self._more.wait()
         held = self.content()
-        payload = ChunkedBody(bare=True).feed(held) if self._request.body == CHUNKED else held
+        payload = ChunkedBody(bare=True).feed(held) if is_chunked else held
         return payload if len(payload) <= limit_bytes else b""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from sidecar.capabilities.observed import Observed
 from sidecar.relay.admission import Destination, Request, Rules
+from sidecar.relay.familiar import FamiliarHeads
 from sidecar.relay.pool import Pool
 from sidecar.relay.stream import Gaps
 from sidecar.relay.wire import Fields
@@ -92,6 +93,7 @@ class Relay:
     limits: Limits
     idle_timeout_s: float = 0.0
     """Longest silence of the gateway inside one exchange; 0 = no limit."""
+    familiar: FamiliarHeads = field(default_factory=FamiliarHeads)
     is_draining: bool = False
     clients: set[Client] = field(default_factory=set)
     exchanges: set[Running] = field(default_factory=set)

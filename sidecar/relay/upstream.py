@@ -12,10 +12,10 @@ import time
 from typing import Protocol, cast
 
 from sidecar.relay import wire
-from sidecar.relay.fields import list_members
+from sidecar.relay.answer_heads import AnswerHead, FamiliarAnswers
 from sidecar.relay.leaving import HANG_UP
 from sidecar.relay.stream import PayloadObserver
-from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, ResponseHead, WireError
+from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, WireError
 
 _NO_ANSWER = "it closed the connection without an answer"
 
@@ -26,16 +26,16 @@ class Receiver(Protocol):
     def heard(self) -> None:
         """The upstream gave a sign of life that is no answer."""
 
-    def observer_of(self, head: ResponseHead) -> PayloadObserver | None:
+    def observer_of(self, head: AnswerHead) -> PayloadObserver | None:
         """Who wants to see this answer's payload as it passes, if anybody."""
 
-    def answer_head(self, head: ResponseHead, body: int, piece: bytes) -> None:
+    def answer_head(self, head: AnswerHead, body: int, piece: bytes) -> None:
         """`body` is a length in bytes, CHUNKED or UNTIL_CLOSE; `piece` is what came of it with the head.
 
         Informational answers are not reported.
         """
 
-    def answer_upgrade(self, head: ResponseHead, rest: bytes) -> None:
+    def answer_upgrade(self, head: AnswerHead, rest: bytes) -> None:
         """The upstream switched protocols; `rest` already belongs to the new one."""
 
     def answer_piece(self, piece: bytes) -> None: ...
@@ -53,6 +53,9 @@ class Receiver(Protocol):
 
 class Owner(Protocol):
     """Whoever keeps the connections."""
+
+    familiar: FamiliarAnswers
+    """The heads that this upstream answered with before."""
 
     def answers_again(self) -> None:
         """A connection that had served before has answered a safe request."""
@@ -181,17 +184,15 @@ class Upstream(asyncio.Protocol):
         assert self._receiver is not None
         while True:
             end = data.find(b"\r\n\r\n")
-            is_head = data[:5] == b"HTTP/"[: len(data)] and b"\n\n" not in data[:HEAD_LIMIT_BYTES]
-            if end < 0 and is_head and len(data) <= HEAD_LIMIT_BYTES:
+            is_unfinished = end < 0 and data[:5] == b"HTTP/"[: len(data)] and b"\n\n" not in data[:HEAD_LIMIT_BYTES]
+            if is_unfinished and len(data) <= HEAD_LIMIT_BYTES:
                 self._buffer = data
                 return
             self._buffer = b""
             try:
-                if (end < 0 and is_head) or end > HEAD_LIMIT_BYTES:
+                if is_unfinished or end > HEAD_LIMIT_BYTES:
                     raise WireError(f"its header block is larger than {HEAD_LIMIT_BYTES // 1024} KiB")
-                head = wire.parse_response_head(data[: end + 2])
-                if head.status >= 200:
-                    framing = self._judge(head)
+                head = self._owner.familiar.read(data[: end + 2])
             except WireError as error:
                 self._break_off(str(error), answered=False)
                 return
@@ -209,7 +210,8 @@ class Upstream(asyncio.Protocol):
                     return
                 continue
             break
-        self._framing = self._left = framing
+        framing = self._framing = self._left = wire.response_body(self._method, head.status, head.length)
+        self._keeps_alive = head.keeps_alive
         self._in_body = True
         self._ended = framing == 0
         self._rest = b""
@@ -224,21 +226,6 @@ class Upstream(asyncio.Protocol):
         self._receiver.answer_head(head, framing, piece)
         if self._ended:
             self._settle()
-
-    def _judge(self, head: ResponseHead) -> int:
-        lengths: list[bytes] = []
-        codings: list[bytes] = []
-        keeps_alive = head.minor == 1
-        for name, value in head.fields:
-            size = len(name)
-            if size == 14 and name.lower() == b"content-length":
-                lengths.append(value)
-            elif size == 17 and name.lower() == b"transfer-encoding":
-                codings.append(value)
-            elif size == 10 and name.lower() == b"connection" and b"close" in list_members((value,)):
-                keeps_alive = False
-        self._keeps_alive = keeps_alive
-        return wire.response_body(self._method, head.status, lengths, codings)
 
     def _accept(self, data: bytes) -> bytes:
         """What of `data` is this answer's body. At its end `_ended` is set, with `_rest` or `_error`."""

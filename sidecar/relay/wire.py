@@ -20,6 +20,8 @@ HEAD_LIMIT_BYTES = 65536
 
 CHUNKED = -1
 UNTIL_CLOSE = -2
+NO_LENGTH = -3
+"""A head has no length that `split_length` could take out."""
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _VISIBLE = rb"[\x21-\x7e\x80-\xff]++"
@@ -33,6 +35,8 @@ _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,16})([ \t]*+;[\t\x20-\x7e\x80-\xff]*+
 _CHUNK_SIZE_LIMIT_BYTES = 4096
 _TRAILER_LIMIT_BYTES = 16384
 _LENGTH_DIGITS = 18
+_PLAIN_LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
+"""The two spellings that nearly all clients and servers use."""
 
 
 class WireError(ValueError):
@@ -120,16 +124,16 @@ def request_body(minor: int, lengths: list[bytes], codings: list[bytes]) -> int:
     return _length(lengths[0])
 
 
-def response_body(method: bytes, status: int, lengths: list[bytes], codings: list[bytes]) -> int:
-    """The body's length in bytes, CHUNKED, or UNTIL_CLOSE. Raises WireError. Source: RFC 9112, 6.3.
-
-    The framing of answers without a body is judged as well: it goes on to the client.
-    """
-    framing = _response_framing(lengths, codings)
+def response_body(method: bytes, status: int, framing: int) -> int:
+    """The body's length in bytes, CHUNKED, or UNTIL_CLOSE, where the head says `framing`. Source: RFC 9112, 6.3."""
     return 0 if method == b"HEAD" or status in (204, 304) else framing
 
 
-def _response_framing(lengths: list[bytes], codings: list[bytes]) -> int:
+def response_framing(lengths: list[bytes], codings: list[bytes]) -> int:
+    """What a head says of its body: a length in bytes, CHUNKED, or UNTIL_CLOSE. Raises WireError.
+
+    It is judged for answers without a body as well: it goes on to the client. Source: RFC 9112, 6.3.
+    """
     if codings:
         if lengths:
             raise WireError("it has both Content-Length and Transfer-Encoding")
@@ -147,6 +151,24 @@ def _length(value: bytes) -> int:
     if not value.isdigit() or len(value) > _LENGTH_DIGITS:
         raise WireError("its Content-Length is not a number")
     return int(value)
+
+
+def split_length(block: bytes) -> tuple[bytes, int]:
+    """A head without the digits of its first plainly written Content-Length, and that length; or all, and NO_LENGTH.
+
+    Two heads that leave the same differ in those digits alone, if both have a length: compare that as well.
+    """
+    at = block.find(_PLAIN_LENGTHS[0])
+    if at < 0:
+        at = block.find(_PLAIN_LENGTHS[1])
+        if at < 0:
+            return block, NO_LENGTH
+    start = at + len(_PLAIN_LENGTHS[0])
+    end = block.find(b"\r\n", start)
+    digits = block[start:end]
+    if end < 0 or len(digits) > _LENGTH_DIGITS or not digits.isdigit():
+        return block, NO_LENGTH
+    return block[:start] + block[end:], int(digits)
 
 
 class ChunkedBody:

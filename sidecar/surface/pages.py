@@ -53,7 +53,7 @@ class State:
             is_draining=self.is_draining(),
             started_at=self.started_at,
             window=self.figures.window(),
-            stream_ends=self.metrics.stream_ends,
+            stream_ends=self.metrics.cells.stream_ends,
             turns_by_source=self.recent.turns_by_source,
             conversations=self.recent.newest_first(),
         )

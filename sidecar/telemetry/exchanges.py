@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sidecar.faults import Fault
 
@@ -23,13 +24,9 @@ End = Literal["complete", "client_left", "upstream_broke", "timeout", "drained",
 
 _GATHER_S = 0.05
 
-Line = Mapping[str, object]
-"""A log line's keys; `level` is one of them."""
-Sink = Callable[[Sequence[Line]], None]
-"""Writes lines, all at once: one write a line would cost more than the line."""
 
-
-class ExchangeRecord(NamedTuple):
+@dataclass
+class ExchangeRecord:
     method: bytes
     route: str
     """A name from a closed list, never a path."""
@@ -48,12 +45,36 @@ class ExchangeRecord(NamedTuple):
     is_stream: bool = False
     first_token_s: float | None = None
     request_bytes: int = 0
-    usage: Mapping[str, int] = {}
+    usage: Mapping[str, int] | None = None
     traceparent: bytes | None = None
     is_followed: bool = False
     """The id that was sent is a later one of the same session."""
     is_unread: bool = False
     """Its body might have named the session, but was too long or of another kind."""
+
+
+class ExchangeLine:
+    """A record's line: as keys, or as JSON without that detour."""
+
+    __slots__ = ("_ended_at", "_record", "level")
+
+    def __init__(self, ended_at: float, record: ExchangeRecord) -> None:
+        self._ended_at = ended_at
+        self._record = record
+        self.level = _level_of(record)
+
+    def as_dict(self) -> dict[str, object]:
+        return line_of(self._ended_at, self._record)
+
+    def json(self) -> str:
+        """The same as `json.dumps(line_of(…), ensure_ascii=False)`, for a third of its price."""
+        return json_of(self._ended_at, self._record)
+
+
+Line = dict[str, object] | ExchangeLine
+"""A log line; `level` is one of its keys."""
+Sink = Callable[[Sequence[Line]], None]
+"""Writes lines, all at once: one write a line would cost more than the line."""
 
 
 class ExchangeLog:
@@ -78,15 +99,17 @@ class ExchangeLog:
 
     def refused(self, fault: Fault) -> None:
         """Bytes that never became a request were refused."""
-        line = {"event": "bytes_refused", "level": "info", "timestamp": _timestamp(time.time())}
-        self._sink([{**line, "code": fault.code.code, "status": fault.status}])
+        line: dict[str, object] = {"event": "bytes_refused", "level": "info", "timestamp": _timestamp(time.time())}
+        line |= {"code": fault.code.code, "status": fault.status}
+        self._sink([line])
 
     def failed(self, exc: BaseException) -> None:
         """The sidecar itself failed: the place in its code, without the values that were there."""
         place = traceback.extract_tb(exc.__traceback__)
         where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in place[-4:]]
-        line = {"event": "internal_error", "level": "error", "timestamp": _timestamp(time.time())}
-        self._sink([{**line, "error": type(exc).__name__, "where": where}])
+        line: dict[str, object] = {"event": "internal_error", "level": "error", "timestamp": _timestamp(time.time())}
+        line |= {"error": type(exc).__name__, "where": where}
+        self._sink([line])
 
     def flush(self) -> None:
         if self._timer is not None:
@@ -97,36 +120,6 @@ class ExchangeLog:
             self._count(record)
         if records:
             self._sink([ExchangeLine(ended_at, record) for ended_at, record in records])
-
-
-class ExchangeLine(Mapping[str, object]):
-    """A record's line: its keys where somebody asks for them, and its JSON without that detour."""
-
-    __slots__ = ("_ended_at", "_keys", "_record", "level")
-
-    def __init__(self, ended_at: float, record: ExchangeRecord) -> None:
-        self._ended_at = ended_at
-        self._record = record
-        self._keys: dict[str, object] | None = None
-        self.level = _level_of(record)
-
-    def __getitem__(self, key: str) -> object:
-        return self._all_keys()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all_keys())
-
-    def __len__(self) -> int:
-        return len(self._all_keys())
-
-    def _all_keys(self) -> dict[str, object]:
-        if self._keys is None:
-            self._keys = line_of(self._ended_at, self._record)
-        return self._keys
-
-    def json(self) -> str:
-        """The same as `json.dumps(line_of(…), ensure_ascii=False)`, for a third of its price."""
-        return json_of(self._ended_at, self._record)
 
 
 def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
@@ -208,6 +201,7 @@ def _printable(value: bytes) -> str:
     return value.decode("ascii", "backslashreplace")
 
 
+@lru_cache(maxsize=1024)
 def short_hash(value: bytes) -> str:
     """Enough to find the lines of one conversation, not enough to enter it."""
     return hashlib.sha256(value).hexdigest()[:8]

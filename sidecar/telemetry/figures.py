@@ -71,10 +71,8 @@ class Figures:
 
     def _now(self) -> Sample:
         metrics = self._metrics
-        first_token = metrics.first_token
-        return Sample(
-            metrics.activity().streams, metrics.stream_ends.total(), sum(first_token.counts), first_token.total
-        )
+        first_token, stream_ends = metrics.cells.first_token, metrics.cells.stream_ends
+        return Sample(metrics.activity().streams, sum(stream_ends.values()), sum(first_token.counts), first_token.total)
 
 
 def _mean_between(before: Sample, after: Sample) -> float | None:

@@ -54,13 +54,18 @@ def configure(
         if as_console:
             log = structlog.get_logger()
             for said, line in wanted:
-                shown = {key: value for key, value in line.items() if key not in ("event", "level", "timestamp")}
-                log.log(LEVELS[said], str(line["event"]), **shown)
+                keys = as_dict(line)
+                shown = {key: value for key, value in keys.items() if key not in ("event", "level", "timestamp")}
+                log.log(LEVELS[said], str(keys["event"]), **shown)
         elif wanted:
             out.write("".join([f"{prefixes[said]}{as_json(line)}\n" for said, line in wanted]))
             out.flush()
 
     return sink
+
+
+def as_dict(line: Line) -> dict[str, object]:
+    return line.as_dict() if isinstance(line, ExchangeLine) else line
 
 
 def as_json(line: Line) -> str:

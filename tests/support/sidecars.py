@@ -13,6 +13,8 @@ from sidecar import server
 from sidecar.app import Upstreams
 from sidecar.capabilities.model import Cause, Finding, GatewayFacts, Picture
 from sidecar.config import from_mapping
+from sidecar.telemetry.exchanges import Line
+from sidecar.telemetry.logs import as_dict
 from tests.support.scripted_upstream import Script, ScriptedUpstream, scripted_upstream
 from tests.support.wire import LIMIT_S
 
@@ -49,8 +51,8 @@ class Sidecar:
                 await self._logged.wait()
         return self.exchanges
 
-    def sink(self, lines: Sequence[Mapping[str, object]]) -> None:
-        self.log += [(str(line["level"]), dict(line)) for line in lines]
+    def sink(self, lines: Sequence[Line]) -> None:
+        self.log += [(str(keys["level"]), keys) for keys in map(as_dict, lines)]
         self._logged.set()
 
 

@@ -35,7 +35,7 @@ ROUTE_NAMES = {
 def admitted(block: bytes, by: Rules = PLAIN, *, is_draining: bool = False) -> Request:
     """The request of this head (without its empty line), as far as it goes. Raises a Fault."""
     head = parse_request_head(block)
-    request = Request(head)
+    request = Request(head.method, head.minor)
     admit(request, head, by, peer=b"127.0.0.1", is_draining=is_draining)
     return request
 
@@ -99,13 +99,11 @@ def test_a_chat_turn_of_hermes_workspace_byte_for_byte() -> None:
         b"accept-language: *\r\n"
         b"user-agent: node\r\n"
         b"accept-encoding: gzip, deflate\r\n"
-        b"sec-fetch-mode: cors\r\n"
-        + ADDED
-        + b"Content-Length: 94\r\n"
-        + b"X-Request-Id: %b\r\n" % request.request_id
-        + b"X-Hermes-Session-Id: ws-route-1\r\n"
+        b"sec-fetch-mode: cors\r\n" + ADDED + b"X-Hermes-Session-Id: ws-route-1\r\n"
         b"X-Claude-Session-Id: ws-route-1\r\n"
-        b"Authorization: Bearer workspace-key\r\n\r\n"
+        b"Authorization: Bearer workspace-key\r\n"
+        b"Content-Length: 94\r\n"
+        b"X-Request-Id: %b\r\n\r\n" % request.request_id
     )
     assert request.answer_fields == [(b"X-Hermes-Sidecar-Session", b"client")]
     assert (request.session_id, request.source, request.route) == (b"ws-route-1", "client", "chat_completions")
@@ -675,7 +673,7 @@ def test_nothing_nominated_reaches_the_upstream(case: tuple[Fields, frozenset[by
     heads = []
     for sent in (lines, [line for line in lines if line[0].lower() not in names]):
         head = RequestHead(b"GET", b"/v1/models", 1, [(b"Host", b"localhost"), *sent])
-        request = Request(head)
+        request = Request(head.method, head.minor)
         admit(request, head, PLAIN, peer=b"127.0.0.1", is_draining=False)
         # An id that is made is another one each time.
         heads.append([line for line in sorted_head(request.head)[3] if line != (b"X-Request-Id", request.request_id)])
@@ -692,7 +690,7 @@ def test_nothing_nominated_reaches_the_upstream(case: tuple[Fields, frozenset[by
 def test_head_is_one_that_its_reader_understands(method: bytes, target: bytes, minor: int, lines: list[Field]) -> None:
     """For any request: a fault, a preflight, or a head that reads back as one request with one Host and one framing."""
     head = RequestHead(method, target, minor, [(b"Host", b"localhost"), *lines])
-    request = Request(head)
+    request = Request(head.method, head.minor)
     try:
         admit(request, head, WITH_KEY, peer=b"127.0.0.1", is_draining=False)
     except Fault:

@@ -14,6 +14,7 @@ from sidecar import faults
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers
 from sidecar.relay.admission import Request, admit
+from sidecar.relay.answer_heads import read_answer_head
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, parse_response_head
 from tests.unit.policies import rules_of
 
@@ -43,7 +44,7 @@ def request(*lines: Field, method: bytes = b"GET", minor: int = 1, target: bytes
 
 
 def attempt(head: RequestHead, *, is_draining: bool = False) -> tuple[Request | Fault, Request]:
-    made = Request(head)
+    made = Request(head.method, head.minor)
     try:
         admit(made, head, RULES, peer=b"127.0.0.1", is_draining=is_draining)
     except Fault as fault:
@@ -53,7 +54,7 @@ def attempt(head: RequestHead, *, is_draining: bool = False) -> tuple[Request | 
 
 def relayed(asked: Request, block: bytes, body: int, *, close: bool = False) -> tuple[bytes, Fields]:
     """The status line and the fields (sorted by name) of the client's head for the upstream's."""
-    text, _ = answers.relayed_head(asked, parse_response_head(block), body, close=close)
+    text = answers.relayed_head(asked, read_answer_head(block), body, close=close)
     return parted(text)
 
 
@@ -83,7 +84,7 @@ def in_order_of_names(lines: Fields) -> Fields:
             request(),
             b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nContent-Length: 5\r\n",
             5,
-            [(b"content-length", b"5")],
+            [(b"Content-Length", b"5")],
             id="length-twice-is-said-once",
         ),
         pytest.param(
@@ -248,7 +249,7 @@ def test_cors_of_an_answer(sent: list[Field], answered: bytes, expected: Fields)
 
 def test_switch_to_websocket_byte_for_byte() -> None:
     asked = request((b"Connection", b"upgrade"), (b"Upgrade", b"websocket"))
-    head = parse_response_head(
+    head = read_answer_head(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Accept: a\r\nSec-WebSocket-Protocol: b\r\n"
     )

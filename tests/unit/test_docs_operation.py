@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidecar import config, faults
 from sidecar.capabilities.model import CORE, ENHANCED, STATUSES
 from sidecar.relay.admission import ROUTE_NAMES
+from sidecar.telemetry.cells import METHODS, OUTCOMES, STREAM_ENDS, UPSTREAM_ERRORS
 from sidecar.telemetry.exchanges import ExchangeRecord, line_of
-from sidecar.telemetry.metrics import METHODS, OUTCOMES, PROBE_FAILURES, STREAM_ENDS, UPSTREAM_ERRORS, Metrics
+from sidecar.telemetry.metrics import PROBE_FAILURES, Metrics
 from tests.support.documents import ROOT, pages, rows_of, text_of
 
 PREFIX = "hermes_sidecar_"

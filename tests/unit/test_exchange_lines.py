@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import get_args
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from sidecar import faults
 from sidecar.telemetry.exchanges import End, ExchangeLog, ExchangeRecord, Line, line_of, short_hash
+from sidecar.telemetry.logs import as_dict
 
 AT = datetime.fromisoformat("2026-11-30T08:41:43.125+00:00").timestamp()
 ENDS: tuple[End, ...] = get_args(End)
@@ -54,11 +56,11 @@ class Sink:
     """Keeps each call's lines."""
 
     def __init__(self) -> None:
-        self.calls: list[list[Line]] = []
+        self.calls: list[list[dict[str, object]]] = []
         self.called = asyncio.Event()
 
     def __call__(self, lines: Sequence[Line]) -> None:
-        self.calls.append([*lines])
+        self.calls.append([as_dict(line) for line in lines])
         self.called.set()
 
 
@@ -74,20 +76,20 @@ def without(line: dict[str, object], *keys: str) -> dict[str, object]:
     [
         pytest.param(COMPLETE, LINE, id="complete"),
         pytest.param(
-            COMPLETE._replace(end="client_left", status=0, first_byte_s=None, answer_bytes=0),
+            replace(COMPLETE, end="client_left", status=0, first_byte_s=None, answer_bytes=0),
             without(LINE | {"outcome": "client_left", "status": 0, "bytes": 0}, "first_byte_ms"),
             id="client-left-before-the-answer",
         ),
         pytest.param(
-            COMPLETE._replace(end="client_left"), LINE | {"outcome": "client_left"}, id="client-left-mid-stream"
+            replace(COMPLETE, end="client_left"), LINE | {"outcome": "client_left"}, id="client-left-mid-stream"
         ),
         pytest.param(
-            COMPLETE._replace(end="upstream_broke"),
+            replace(COMPLETE, end="upstream_broke"),
             LINE | {"outcome": "upstream_broke", "level": "warning"},
             id="upstream-broke-mid-stream",
         ),
         pytest.param(
-            COMPLETE._replace(end="upstream_broke", status=502, first_byte_s=None, answer_bytes=0, fault=UNREACHABLE),
+            replace(COMPLETE, end="upstream_broke", status=502, first_byte_s=None, answer_bytes=0, fault=UNREACHABLE),
             without(LINE, "first_byte_ms")
             | {
                 "outcome": "upstream_broke",
@@ -101,11 +103,12 @@ def without(line: dict[str, object], *keys: str) -> dict[str, object]:
             id="upstream-unreachable",
         ),
         pytest.param(
-            COMPLETE._replace(end="timeout"), LINE | {"outcome": "timeout", "level": "warning"}, id="timeout-mid-stream"
+            replace(COMPLETE, end="timeout"), LINE | {"outcome": "timeout", "level": "warning"}, id="timeout-mid-stream"
         ),
-        pytest.param(COMPLETE._replace(end="drained"), LINE | {"outcome": "drained"}, id="drained"),
+        pytest.param(replace(COMPLETE, end="drained"), LINE | {"outcome": "drained"}, id="drained"),
         pytest.param(
-            COMPLETE._replace(
+            replace(
+                COMPLETE,
                 end="refused",
                 status=421,
                 source="none",
@@ -135,7 +138,7 @@ def test_line_of_an_exchange(record: ExchangeRecord, line: dict[str, object]) ->
 
 @pytest.mark.parametrize("end", ENDS)
 def test_only_troubles_of_the_upstream_are_warnings(end: End) -> None:
-    level = line_of(AT, COMPLETE._replace(end=end))["level"]
+    level = line_of(AT, replace(COMPLETE, end=end))["level"]
 
     assert level == ("warning" if end in ("upstream_broke", "timeout") else "info")
 
@@ -147,7 +150,7 @@ def test_ends_are_those_of_the_glossary() -> None:
 @given(st.binary(min_size=9, max_size=40))
 def test_session_id_shows_only_as_a_short_hash(session_id: bytes) -> None:
     """For any id: eight hex digits, the same for the same id, and nowhere the id itself."""
-    line = line_of(AT, COMPLETE._replace(session_id=session_id))
+    line = line_of(AT, replace(COMPLETE, session_id=session_id))
 
     assert line["session"] == short_hash(session_id) == hashlib.sha256(session_id).hexdigest()[:8]
     assert session_id.decode("latin-1") not in json.dumps(line, ensure_ascii=False)
@@ -159,7 +162,7 @@ def test_what_a_client_chose_is_short_and_printable(method: bytes, request_id: b
     allowed = bytes(byte for byte in range(0x20, 0x100) if byte != 0x7F)
     method, request_id = (bytes(byte for byte in value if byte in allowed) for value in (method, request_id))
 
-    line = line_of(AT, COMPLETE._replace(method=method, request_id=request_id))
+    line = line_of(AT, replace(COMPLETE, method=method, request_id=request_id))
 
     for key, limit in (("method", 16), ("request_id", 64)):
         shown = line[key]
@@ -178,8 +181,8 @@ async def test_lines_are_gathered_and_written_once_in_order() -> None:
     log = ExchangeLog(sink)
 
     log.ended(COMPLETE)
-    log.ended(COMPLETE._replace(end="client_left"))
-    log.ended(COMPLETE._replace(end="refused"))
+    log.ended(replace(COMPLETE, end="client_left"))
+    log.ended(replace(COMPLETE, end="refused"))
 
     assert sink.calls == []  # ending an exchange writes nothing by itself
     async with asyncio.timeout(2):
@@ -192,7 +195,7 @@ async def test_each_gathering_begins_anew() -> None:
     log = ExchangeLog(sink)
     for end in ("complete", "drained"):
         sink.called.clear()
-        log.ended(COMPLETE._replace(end=end))
+        log.ended(replace(COMPLETE, end=end))
         async with asyncio.timeout(2):
             await sink.called.wait()
 
@@ -208,7 +211,7 @@ async def test_flush_writes_at_once_and_nothing_twice() -> None:
     log.flush()
 
     assert [len(lines) for lines in sink.calls] == [1]
-    log.ended(COMPLETE._replace(end="drained"))  # whose timer comes after that of the first, were it still there
+    log.ended(replace(COMPLETE, end="drained"))  # whose timer comes after that of the first, were it still there
     sink.called.clear()
     async with asyncio.timeout(2):
         await sink.called.wait()
@@ -241,7 +244,7 @@ async def test_new_sink_takes_over_and_the_old_one_gets_what_was_gathered() -> N
     log.ended(COMPLETE)
 
     log.use(new)
-    log.ended(COMPLETE._replace(end="drained"))
+    log.ended(replace(COMPLETE, end="drained"))
     log.flush()
 
     assert [[line["outcome"] for line in lines] for lines in (*old.calls, *new.calls)] == [["complete"], ["drained"]]

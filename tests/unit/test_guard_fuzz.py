@@ -131,7 +131,7 @@ def test_either_a_fault_answers_or_the_head_is_clean(
     except WireError:
         event("not HTTP")
         return
-    request = Request(head)
+    request = Request(head.method, head.minor)
     try:
         admit(request, head, policy, peer=b"127.0.0.1", is_draining=is_draining)
     except Fault as fault:

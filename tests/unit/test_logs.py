@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TextIO, get_args
 
@@ -96,7 +97,7 @@ def test_json_put_together_by_hand_is_what_json_would_write(ended_at: float, rec
     text = json_of(ended_at, record)
 
     assert text == json.dumps(line_of(ended_at, record), ensure_ascii=False) == ExchangeLine(ended_at, record).json()
-    assert json.loads(text) == dict(ExchangeLine(ended_at, record))
+    assert json.loads(text) == ExchangeLine(ended_at, record).as_dict()
     assert "\n" not in text
 
 
@@ -147,7 +148,7 @@ def test_upstream_trouble_is_written_at_level_warning() -> None:
     out = io.StringIO()
     sink = logs.configure("warning", "json", out, {})
 
-    sink([ExchangeLine(0.0, RECORD), ExchangeLine(0.0, RECORD._replace(end="upstream_broke"))])
+    sink([ExchangeLine(0.0, RECORD), ExchangeLine(0.0, replace(RECORD, end="upstream_broke"))])
 
     assert [json.loads(line)["outcome"] for line in out.getvalue().splitlines()] == ["upstream_broke"]
 
@@ -174,7 +175,7 @@ def test_journald_gets_the_level_of_each_line(log_format: Literal["auto", "json"
         log = structlog.get_logger()
         for level in ("debug", "info", "warning", "error"):
             getattr(log, level)("said")
-        sink([ExchangeLine(0.0, RECORD), ExchangeLine(0.0, RECORD._replace(end="timeout"))])
+        sink([ExchangeLine(0.0, RECORD), ExchangeLine(0.0, replace(RECORD, end="timeout"))])
         stream.seek(0)
         lines = stream.read().splitlines()
 

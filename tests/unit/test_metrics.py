@@ -19,17 +19,9 @@ from sidecar import __version__, faults
 from sidecar.capabilities.model import CORE, ENHANCED, STATUSES, Cause, Finding, GatewayFacts, Picture
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay.admission import ROUTE_NAMES
+from sidecar.telemetry.cells import METHODS, OUTCOMES, STREAM_ENDS, UPSTREAM_ERRORS, Histogram
 from sidecar.telemetry.exchanges import End, ExchangeRecord
-from sidecar.telemetry.metrics import (
-    METHODS,
-    OUTCOMES,
-    PROBE_FAILURES,
-    STREAM_ENDS,
-    UPSTREAM_ERRORS,
-    Activity,
-    Histogram,
-    Metrics,
-)
+from sidecar.telemetry.metrics import PROBE_FAILURES, Activity, Metrics
 
 SOURCES = ["client", "header:x-hermes-session-key", "none", "skipped"]
 PREFIX = "hermes_sidecar_"
@@ -183,7 +175,7 @@ def test_openmetrics_is_for_those_who_ask() -> None:
 
 
 def test_both_texts_hold_the_same_samples() -> None:
-    told = after(CHAT, CHAT._replace(end="client_left"))
+    told = after(CHAT, replace(CHAT, end="client_left"))
 
     def samples(parse: Callable[[str], Iterable[Metric]], accept: str) -> set[tuple[str, str, float]]:
         found = parse(told.exposition(accept)[0].decode())
@@ -233,7 +225,7 @@ def test_one_streamed_chat() -> None:
 
 
 def test_no_answer_at_all_has_a_code_of_its_own_and_no_first_byte() -> None:
-    told = after(CHAT._replace(status=0, end="client_left", first_byte_s=None, first_token_s=None, is_stream=False))
+    told = after(replace(CHAT, status=0, end="client_left", first_byte_s=None, first_token_s=None, is_stream=False))
 
     assert value(told, "requests_total", route="chat_completions", method="POST", code="none") == 1
     assert value(told, "time_to_first_byte_seconds_count", route="chat_completions") == 0
@@ -258,7 +250,7 @@ UNREACHABLE = faults.upstream_unreachable("http://127.0.0.1:8642", "connection r
     ],
 )
 def test_upstream_errors_by_kind(end: End, fault: Fault | None, kind: str | None) -> None:
-    told = after(CHAT._replace(end=end, fault=fault))
+    told = after(replace(CHAT, end=end, fault=fault))
 
     counts = {known: value(told, "upstream_errors_total", kind=known) for known in UPSTREAM_ERRORS}
 
@@ -283,7 +275,7 @@ def test_upstream_errors_by_kind(end: End, fault: Fault | None, kind: str | None
     ],
 )
 def test_mappings_by_source_and_outcome(changes: dict[str, Any], source: str, outcome: str) -> None:
-    told = after(CHAT._replace(**changes))
+    told = after(replace(CHAT, **changes))
 
     assert value(told, "session_mappings_total", source=source, outcome=outcome) == 1
 
@@ -301,14 +293,14 @@ def test_mappings_by_source_and_outcome(changes: dict[str, Any], source: str, ou
     ],
 )
 def test_what_the_mapping_never_saw_is_no_mapping(changes: dict[str, Any]) -> None:
-    told = after(CHAT._replace(source="none", session_id=None, **changes))
+    told = after(replace(CHAT, source="none", session_id=None, **changes))
     counted = [s.value for f in families(told) if "session_mappings" in f.name for s in f.samples]
 
     assert sum(counted) == 0
 
 
 def test_own_pages_are_not_relayed() -> None:
-    told = after(CHAT._replace(destination="own", route="own"))
+    told = after(replace(CHAT, destination="own", route="own"))
 
     assert value(told, "relayed_bytes_total", direction="downstream") == 0
     assert value(told, "requests_total", route="own", method="POST", code="200") == 1

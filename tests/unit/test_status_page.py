@@ -255,7 +255,7 @@ def test_bars_drop_what_does_not_fit() -> None:
 
 
 def streamed(metrics: Metrics, first_token_s: float | None) -> None:
-    metrics.exchange_ended(TURN._replace(is_stream=True, first_token_s=first_token_s))
+    metrics.exchange_ended(replace(TURN, is_stream=True, first_token_s=first_token_s))
 
 
 def test_window_tells_streams_and_first_tokens_since_the_latest_sample() -> None:
@@ -305,7 +305,7 @@ async def test_samples_are_bounded_and_each_interval_has_its_own_streams() -> No
 def test_what_is_no_turn_counts_for_none(change: dict[str, Any]) -> None:
     recent = Recent()
 
-    recent.exchange_ended(TURN._replace(**change))
+    recent.exchange_ended(replace(TURN, **change))
 
     assert list(recent.newest_first()) == []
     assert recent.turns_by_source == Counter()
@@ -315,9 +315,9 @@ def test_turns_add_up_under_the_short_hash() -> None:
     recent = Recent()
     for record in (
         TURN,
-        TURN._replace(session_id=b"another", source="client"),
-        TURN._replace(is_followed=True),
-        TURN._replace(session_id=None, source="none"),
+        replace(TURN, session_id=b"another", source="client"),
+        replace(TURN, is_followed=True),
+        replace(TURN, session_id=None, source="none"),
     ):
         recent.exchange_ended(record)
 
@@ -332,6 +332,6 @@ def test_turns_add_up_under_the_short_hash() -> None:
 def test_conversations_are_bounded_and_the_longest_unused_goes() -> None:
     recent = Recent(at_most=2)
     for session_id in (b"a", b"b", b"a", b"c"):
-        recent.exchange_ended(TURN._replace(session_id=session_id))
+        recent.exchange_ended(replace(TURN, session_id=session_id))
 
     assert [session for session, _ in recent.newest_first()] == [short_hash(b"c"), short_hash(b"a")]

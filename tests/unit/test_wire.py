@@ -23,6 +23,7 @@ from sidecar.relay.wire import (
     parse_response_head,
     request_body,
     response_body,
+    response_framing,
 )
 from tests.unit.grammar import METHODS, REASONS, TARGETS, TOKENS, VALUES, field_lines
 
@@ -471,12 +472,16 @@ def test_ambiguous_request_framing_is_refused(minor: int, lengths: list[bytes], 
     assert str(caught.value) == why
 
 
+def answer_body(method: bytes, status: int, lengths: list[bytes], codings: list[bytes]) -> int:
+    return response_body(method, status, response_framing(lengths, codings))
+
+
 @pytest.mark.parametrize("codings", OTHER_CODINGS)
 def test_other_codings_are_refused(codings: list[bytes]) -> None:
     with pytest.raises(WireError, match=NOT_CHUNKED):
         request_body(1, [], codings)
     with pytest.raises(WireError, match=NOT_CHUNKED):
-        response_body(b"GET", 200, [], codings)
+        answer_body(b"GET", 200, [], codings)
 
 
 @pytest.mark.parametrize("value", NO_LENGTHS)
@@ -484,16 +489,16 @@ def test_lengths_that_are_no_numbers_are_refused(value: bytes) -> None:
     with pytest.raises(WireError, match=NO_NUMBER):
         request_body(1, [value], [])
     with pytest.raises(WireError, match=NO_NUMBER):
-        response_body(b"GET", 200, [value], [])
+        answer_body(b"GET", 200, [value], [])
 
 
 @pytest.mark.parametrize("value", NO_LENGTHS)
 def test_length_without_a_body_is_a_number_as_well(value: bytes) -> None:
     """The answer to HEAD, and a 304, have no body but keep their length on the way to the client."""
     with pytest.raises(WireError, match=NO_NUMBER):
-        response_body(b"HEAD", 200, [value], [])
+        answer_body(b"HEAD", 200, [value], [])
     with pytest.raises(WireError, match=NO_NUMBER):
-        response_body(b"GET", 304, [value], [])
+        answer_body(b"GET", 304, [value], [])
 
 
 @pytest.mark.parametrize(
@@ -516,7 +521,7 @@ def test_length_without_a_body_is_a_number_as_well(value: bytes) -> None:
     ],
 )
 def test_response_framing(method: bytes, status: int, lengths: list[bytes], codings: list[bytes], body: int) -> None:
-    assert response_body(method, status, lengths, codings) == body
+    assert answer_body(method, status, lengths, codings) == body
 
 
 @pytest.mark.parametrize(
@@ -539,6 +544,6 @@ def test_ambiguous_response_framing_is_refused(
     method: bytes, status: int, lengths: list[bytes], codings: list[bytes], why: str
 ) -> None:
     with pytest.raises(WireError) as caught:
-        response_body(method, status, lengths, codings)
+        answer_body(method, status, lengths, codings)
 
     assert str(caught.value) == why

@@ -25,6 +25,7 @@ from sidecar.relay.wire import (
     parse_response_head,
     request_body,
     response_body,
+    response_framing,
 )
 from tests.unit.grammar import REASONS, TOKENS, bytes_of, cut, field_lines
 
@@ -126,9 +127,8 @@ def our_response(wire: bytes) -> tuple[Message, bytes]:
     head = parse_response_head(block)
     if head.status < 200:
         raise WireError("informational answers do not pass")
-    framing = response_body(
-        b"GET", head.status, values(head.fields, b"content-length"), values(head.fields, b"transfer-encoding")
-    )
+    said = response_framing(values(head.fields, b"content-length"), values(head.fields, b"transfer-encoding"))
+    framing = response_body(b"GET", head.status, said)
     message = Message((b"1.%d" % head.minor, b"%d" % head.status, head.reason), head.fields)
     return message, _written_anew(block, head.fields) + _read_body(message, framing, body)
 

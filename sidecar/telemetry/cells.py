@@ -1,0 +1,138 @@
+"""The numbers behind the metrics: plain cells that the end of an exchange adds to. Nobody formats anything here.
+
+Law: every key comes from a closed list. No session id, path, host or word that a client chose is ever one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import get_args
+
+from sidecar.faults import FaultCode
+from sidecar.telemetry.exchanges import End, ExchangeRecord
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHOD_NAMES = {name.encode(): name for name in METHODS}
+_CODES = ("none", *["other"] * 99, *map(str, range(100, 600)))
+"""By status; 0 is an exchange without an answer."""
+STREAM_ENDS = tuple(end for end in get_args(End) if end != "refused")
+OUTCOMES = ("mapped", "derived", "followed", "none", "unread", "refused")
+UPSTREAM_ERRORS = ("unreachable", "protocol_error", "timeout", "broke")
+# Agents take minutes for a turn: half an hour is the last bucket of whatever waits for one.
+TURN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800)
+_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+class Histogram:
+    """Counts by bucket; not cumulative until it is read."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.total += seconds * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as Prometheus wants them."""
+        running = 0
+        out: list[tuple[str, float]] = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            out.append(("+Inf" if bound == float("inf") else repr(float(bound)), running))
+        return out
+
+
+class Cells:
+    """What ended exchanges add up to."""
+
+    __slots__ = (
+        "durations",
+        "first_bytes",
+        "first_token",
+        "gaps",
+        "mappings",
+        "received_bytes",
+        "requests",
+        "sent_bytes",
+        "stream_ends",
+        "tokens",
+        "upstream_errors",
+    )
+
+    def __init__(self, routes: Iterable[str], sources: Iterable[str]) -> None:
+        """`routes` and `sources` are the closed lists of label values; both are shown from the start."""
+        routes = tuple(routes)
+        self.requests: dict[tuple[str, str, str], int] = {}
+        """By route, method and status."""
+        self.durations = {route: Histogram(TURN_S) for route in routes}
+        self.first_bytes = {route: Histogram(TURN_S) for route in routes}
+        self.first_token = Histogram(TURN_S)
+        self.gaps = Histogram(_GAP_S)
+        self.sent_bytes = 0
+        """Of request bodies, upstream."""
+        self.received_bytes = 0
+        """Of answers, which went downstream."""
+        self.stream_ends: dict[str, int] = dict.fromkeys(STREAM_ENDS, 0)
+        self.upstream_errors: dict[str, int] = dict.fromkeys(UPSTREAM_ERRORS, 0)
+        self.mappings: dict[tuple[str, str], int] = {(source, "mapped"): 0 for source in sources}
+        """By source and outcome."""
+        self.tokens: dict[str, int] = {"prompt": 0, "completion": 0}
+
+    def exchange_ended(self, record: ExchangeRecord) -> None:
+        route = record.route if record.route in self.durations else "other"
+        code = _CODES[record.status] if record.status < len(_CODES) else "other"
+        request = (route, _METHOD_NAMES.get(record.method, "other"), code)
+        self.requests[request] = self.requests.get(request, 0) + 1
+        self.durations[route].observe(record.duration_s)
+        if record.first_byte_s is not None:
+            self.first_bytes[route].observe(record.first_byte_s)
+        if record.destination != "own":
+            self.sent_bytes += record.request_bytes
+            self.received_bytes += record.answer_bytes
+        if record.is_stream:
+            # A stream that has begun is refused only when its own client's request turns out to be malformed.
+            self.stream_ends["client_left" if record.end == "refused" else record.end] += 1
+        if record.first_token_s is not None:
+            self.first_token.observe(record.first_token_s)
+        if record.usage:
+            for kind, count in record.usage.items():
+                self.tokens[kind] += count
+        error = _upstream_error(record)
+        if error is not None:
+            self.upstream_errors[error] += 1
+        outcome = _outcome(record)
+        if outcome is not None:
+            mapping = (record.source, outcome)
+            self.mappings[mapping] = self.mappings.get(mapping, 0) + 1
+
+
+def _upstream_error(record: ExchangeRecord) -> str | None:
+    if record.end == "complete":
+        return None
+    code = record.fault.code if record.fault is not None else None
+    if code is FaultCode.UPSTREAM_UNREACHABLE:
+        return "unreachable"
+    if code is FaultCode.UPSTREAM_PROTOCOL_ERROR:
+        return "protocol_error"
+    if record.end == "timeout":
+        return "timeout"
+    return "broke" if record.end == "upstream_broke" else None
+
+
+def _outcome(record: ExchangeRecord) -> str | None:
+    """What the mapping made of a request; None where it was never asked."""
+    if record.fault is not None and record.fault.code is FaultCode.INVALID_SESSION_KEY:
+        return "refused"
+    if record.destination != "gateway" or record.end == "refused" or not record.request_id:
+        return None  # a preflight, which is answered before it gets an id, has no session either
+    if record.session_id is None:
+        return "unread" if record.is_unread else "none"
+    if record.is_followed:
+        return "followed"
+    return "derived" if record.is_derived else "mapped"
