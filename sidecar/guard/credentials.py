@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
 from sidecar.faults import client_token_required
 from sidecar.relay.wire import Field
@@ -22,7 +23,7 @@ class Client:
     namespace: bytes = b""
 
 
-ANYONE = Client()
+ANYONE: Final = Client()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,24 +11,25 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from sidecar.faults import host_not_allowed, invalid_request, origin_not_allowed
 from sidecar.relay.fields import Watched, list_members, values
 from sidecar.relay.wire import Field
 
-LOOPBACK_NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]"))
-STATUS_PAGE = b"/sidecar/"
+LOOPBACK_NAMES: Final = frozenset((b"localhost", b"127.0.0.1", b"[::1]"))
+STATUS_PAGE: Final = b"/sidecar/"
 
-_AUTHORITY = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::([0-9]{1,5}))?")
-_ORIGIN = re.compile(rb"https?://([^/?#@\s]+)")
-_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
-_EXPOSED = (
+_AUTHORITY: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::([0-9]{1,5}))?")
+_ORIGIN: Final = re.compile(rb"https?://([^/?#@\s]+)")
+_METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+_EXPOSED: Final = (
     b"X-Hermes-Session-Id, X-Claude-Session-Id, X-Hermes-Session-Key, X-Hermes-Friendly-Id, "
     b"X-Claude-Session-Key, X-Claude-Friendly-Id, X-Request-Id, X-Hermes-Sidecar-Session, X-Hermes-Sidecar-Error, "
     b"Retry-After"
 )
-_PREFLIGHT_MAX_AGE_S = b"600"
-_FIELD_NAMES = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, \t]*")
+_PREFLIGHT_MAX_AGE_S: Final = b"600"
+_FIELD_NAMES: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, \t]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Admission:
     is_preflight: bool = False
 
 
-PROGRAM = Admission()
+PROGRAM: Final = Admission()
 """No Origin and no foreign fetch metadata: a program, not a page."""
 
 

@@ -8,12 +8,13 @@ session, or where the path names one that is the client's own.
 from __future__ import annotations
 
 import re
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from sidecar.faults import Fault, FaultCode
 
-_OPEN_TO_ALL = frozenset((b"/v1/chat/completions", b"/v1/models", b"/v1/capabilities", b"/health"))
-_ONE_SESSION = re.compile(rb"/api/sessions/([^/]+)(?:/[a-z/]*)?")
+_OPEN_TO_ALL: Final = frozenset((b"/v1/chat/completions", b"/v1/models", b"/v1/capabilities", b"/health"))
+_ONE_SESSION: Final = re.compile(rb"/api/sessions/([^/]+)(?:/[a-z/]*)?")
 
 
 def check_scope(path: bytes, namespace: bytes) -> None:

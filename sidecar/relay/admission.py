@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from sidecar import faults
 from sidecar.faults import Fault
@@ -24,21 +24,21 @@ from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead,
 from sidecar.sessions.mapping import Decision, MappingPolicy, decide, injection
 from sidecar.sessions.sources import NO_DOCUMENT, document_of, with_field
 
-OWN_PATHS = frozenset(
+OWN_PATHS: Final = frozenset(
     (b"/capabilities", b"/capabilities/events", b"/capabilities/refresh", b"/metrics", b"/healthz", b"/readyz")
 )
-OWN_TREE = b"/sidecar/"
-_CONTINUED = frozenset((b"via", b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"x-request-id"))
+OWN_TREE: Final = b"/sidecar/"
+_CONTINUED: Final = frozenset((b"via", b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"x-request-id"))
 """Fields that the sidecar continues; one that Connection names was meant for this hop, and begins anew."""
-_ROUTE_KEYS = frozenset(fields.ROUTE_KEYS)
-_SEEN_BY_OWN_PAGES = frozenset((b"accept", b"last-event-id"))
-_SEEN_BYTES = 1024
-_PAGE = re.compile(rb"%b[A-Za-z0-9._-]{0,64}" % OWN_TREE)
-_METHODS_OF_OWN_PAGES = frozenset((b"GET", b"HEAD", b"POST"))
-OPEN_PATH = b"/healthz"
+_ROUTE_KEYS: Final = frozenset(fields.ROUTE_KEYS)
+_SEEN_BY_OWN_PAGES: Final = frozenset((b"accept", b"last-event-id"))
+_SEEN_BYTES: Final = 1024
+_PAGE: Final = re.compile(rb"%b[A-Za-z0-9._-]{0,64}" % OWN_TREE)
+_METHODS_OF_OWN_PAGES: Final = frozenset((b"GET", b"HEAD", b"POST"))
+OPEN_PATH: Final = b"/healthz"
 """Needs no client token: it says only that the process lives."""
 
-ROUTES = {
+ROUTES: Final = {
     b"/v1/chat/completions": "chat_completions",
     b"/v1/responses": "responses",
     b"/v1/runs": "runs",
@@ -46,17 +46,17 @@ ROUTES = {
     b"/v1/capabilities": "capabilities",
     b"/health": "health",
 }
-FAMILIES = ("sessions", "skills", "memory", "config", "jobs")
-ROUTE_NAMES = (*ROUTES.values(), *FAMILIES, "dashboard", "own", "other", "none")
+FAMILIES: Final = ("sessions", "skills", "memory", "config", "jobs")
+ROUTE_NAMES: Final = (*ROUTES.values(), *FAMILIES, "dashboard", "own", "other", "none")
 """Every value that `route` can have."""
-_FAMILY_PATH = re.compile(rb"/api/(?:%b)(?:/|$)" % "|".join(FAMILIES).encode())
-_FAMILY = re.compile(rb"/(?:api|v1)/(%b)(?:/|$)" % "|".join(FAMILIES).encode())
+_FAMILY_PATH: Final = re.compile(rb"/api/(?:%b)(?:/|$)" % "|".join(FAMILIES).encode())
+_FAMILY: Final = re.compile(rb"/(?:api|v1)/(%b)(?:/|$)" % "|".join(FAMILIES).encode())
 
-_BODY_ROUTES = ("chat_completions", "responses", "runs")
-SAFE_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
-_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
+_BODY_ROUTES: Final = ("chat_completions", "responses", "runs")
+SAFE_METHODS: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
+_ABSOLUTE_FORM: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 
-_ID_PREFIX = os.urandom(6).hex().encode()
+_ID_PREFIX: Final = os.urandom(6).hex().encode()
 _id_counter = itertools.count(1)
 
 

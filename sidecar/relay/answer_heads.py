@@ -6,12 +6,14 @@ that was judged, but for the digits of the one length that both have. Faults are
 
 from __future__ import annotations
 
+from typing import Final
+
 from sidecar.relay import fields, wire
 from sidecar.relay.fields import Watched
 from sidecar.relay.wire import NO_LENGTH, UNTIL_CLOSE, Fields, split_length
 
-_MOST = 256
-_LONGEST_BYTES = 4096
+_MOST: Final = 256
+_LONGEST_BYTES: Final = 4096
 """Longer heads are read anew each time: what is remembered must stay small."""
 
 

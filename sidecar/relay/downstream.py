@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from typing import cast
+from typing import Final, cast
 
 from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
 from sidecar.relay import answers
@@ -21,7 +21,7 @@ from sidecar.relay.pool import keep_tcp_alive
 from sidecar.relay.shared import Relay
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, ChunkedBody, WireError
 
-_READ_AHEAD_BYTES = 65536
+_READ_AHEAD_BYTES: Final = 65536
 """What a client may send ahead of its running exchange before its reading stops."""
 _LINGER_S = 30.0
 """How long a refused client may go on sending before the connection is cut. Closing earlier would reset it, and the

@@ -8,12 +8,13 @@ asks, and where) or compared at each recall (the rules, the session's newest id)
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from sidecar.relay.admission import Listener, Request, Rules
 from sidecar.relay.wire import CHUNKED, NO_LENGTH, split_length
 
-_MOST = 256
-_LONGEST_BYTES = 4096
+_MOST: Final = 256
+_LONGEST_BYTES: Final = 4096
 """Longer heads are read anew each time: what is remembered must stay small."""
 _Key = tuple[bytes, bool, bytes, Listener]
 """The head without its length, whether it has one, the peer, and the listener."""

@@ -7,10 +7,11 @@ a name and bytes outside ASCII survive. A field is judged by its lower-case name
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from sidecar.relay.wire import Field, Fields
 
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     (
         b"connection",
         b"keep-alive",
@@ -25,11 +26,11 @@ HOP_BY_HOP = frozenset(
 )
 """Fields that belong to one connection. Source: RFC 9110, 7.6.1, and the older list of RFC 2616, 13.5.1."""
 
-SESSION_IDS = (b"x-hermes-session-id", b"x-claude-session-id")
-ROUTE_KEYS = (b"x-hermes-session-key", b"x-claude-session-key")
-FRIENDLY_IDS = (b"x-hermes-friendly-id", b"x-claude-friendly-id")
+SESSION_IDS: Final = (b"x-hermes-session-id", b"x-claude-session-id")
+ROUTE_KEYS: Final = (b"x-hermes-session-key", b"x-claude-session-key")
+FRIENDLY_IDS: Final = (b"x-hermes-friendly-id", b"x-claude-friendly-id")
 
-REQUEST_WATCHED = HOP_BY_HOP | frozenset(
+REQUEST_WATCHED: Final = HOP_BY_HOP | frozenset(
     (
         b"host",
         b"content-length",
@@ -56,7 +57,7 @@ REQUEST_WATCHED = HOP_BY_HOP | frozenset(
 )
 """Request fields that some rule looks at; the others pass without a look."""
 
-STAYS_HERE = HOP_BY_HOP | frozenset(
+STAYS_HERE: Final = HOP_BY_HOP | frozenset(
     (
         b"host",  # the upstream gets its own name
         b"content-length",  # written anew from the framing that was understood
@@ -73,10 +74,10 @@ STAYS_HERE = HOP_BY_HOP | frozenset(
     )
 )
 
-RESPONSE_WATCHED = HOP_BY_HOP | frozenset(
+RESPONSE_WATCHED: Final = HOP_BY_HOP | frozenset(
     (b"content-length", b"vary", b"x-request-id", b"x-hermes-sidecar-session", *SESSION_IDS, *ROUTE_KEYS, *FRIENDLY_IDS)
 )
-_ENDS_HERE = HOP_BY_HOP | frozenset((b"content-length", b"x-hermes-sidecar-session"))
+_ENDS_HERE: Final = HOP_BY_HOP | frozenset((b"content-length", b"x-hermes-sidecar-session"))
 """Answer fields that are written anew, or not at all. A sidecar behind this one spoke to us, not to the client."""
 
 Watched = dict[bytes, list[Field]]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
 from sidecar import faults
 from sidecar.capabilities.observed import has_image_part
@@ -521,7 +522,7 @@ class Exchange:
         )
 
 
-_END_OF: dict[FaultCode, End] = {
+_END_OF: Final[dict[FaultCode, End]] = {
     FaultCode.UPSTREAM_UNREACHABLE: "upstream_broke",
     FaultCode.UPSTREAM_PROTOCOL_ERROR: "upstream_broke",
     FaultCode.UPSTREAM_TIMEOUT: "timeout",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Final
 
 from sidecar.relay.wire import ChunkedBody
 
 _FIRST_PROBE_S = 5.0
 """How long a request to a family waits for the first probe after the start; then it goes to the gateway."""
-_HELD_BYTES = 65536
+_HELD_BYTES: Final = 65536
 """How much of a request's body waits here while the upstream's connection is being opened."""
 
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
-_TAIL_BYTES = 4096
+_TAIL_BYTES: Final = 4096
 """How much of the payload's end is searched for `usage`: the event that holds it, and `[DONE]` after it."""
-_TAIL_GROWS_TO_BYTES = 4 * _TAIL_BYTES
+_TAIL_GROWS_TO_BYTES: Final = 4 * _TAIL_BYTES
 """Shortening it for every piece would cost more than all else here."""
-_TOKEN = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"[^"]')
+_TOKEN: Final = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"[^"]')
 """The beginning of a delta that says something; the first chunk of many servers has an empty one."""
-_TOKEN_OVERLAP_BYTES = 64
+_TOKEN_OVERLAP_BYTES: Final = 64
 """More than the longest match, so that none is lost where the bytes are cut."""
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_READER = json.JSONDecoder()
-_COUNTS = {"prompt": ("prompt_tokens", "input_tokens"), "completion": ("completion_tokens", "output_tokens")}
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_READER: Final = json.JSONDecoder()
+_COUNTS: Final = {"prompt": ("prompt_tokens", "input_tokens"), "completion": ("completion_tokens", "output_tokens")}
 """Each type's names: chat completions say one, responses the other."""
-_MOST_TOKENS = 10**12
+_MOST_TOKENS: Final = 10**12
 """No answer has more; a number beyond it would only spoil the sum."""
-_LINE_START_BYTES = 5
+_LINE_START_BYTES: Final = 5
 """How much of an unfinished line is kept: enough to tell whether it is a data line."""
 
 

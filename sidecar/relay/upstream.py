@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import select
 import time
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from sidecar.relay import wire
 from sidecar.relay.answer_heads import AnswerHead, FamiliarAnswers
@@ -17,7 +17,7 @@ from sidecar.relay.leaving import HANG_UP
 from sidecar.relay.stream import PayloadObserver
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, WireError
 
-_NO_ANSWER = "it closed the connection without an answer"
+_NO_ANSWER: Final = "it closed the connection without an answer"
 
 
 class Receiver(Protocol):

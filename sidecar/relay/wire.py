@@ -8,34 +8,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 Field = tuple[bytes, bytes]
 """A field line as (name as spelled, value without the white space around it)."""
 Fields = list[Field]
 """Field lines in wire order, repeats included."""
 
-HEAD_LIMIT_BYTES = 65536
+HEAD_LIMIT_BYTES: Final = 65536
 """Longest header block, each way. Frontends behind single sign-on send cookies of 20 kB and more."""
 
-CHUNKED = -1
-UNTIL_CLOSE = -2
-NO_LENGTH = -3
+CHUNKED: Final = -1
+UNTIL_CLOSE: Final = -2
+NO_LENGTH: Final = -3
 """A head has no length that `split_length` could take out."""
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_VISIBLE = rb"[\x21-\x7e\x80-\xff]++"
-_FIELD_LINE = rb"(%b):[ \t]*+((?:%b(?:[ \t]++%b)*+)?+)[ \t]*+\r\n" % (_TOKEN, _VISIBLE, _VISIBLE)
-_FIELD = re.compile(rb"(?<=\r\n)" + _FIELD_LINE)
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_VISIBLE: Final = rb"[\x21-\x7e\x80-\xff]++"
+_FIELD_LINE: Final = rb"(%b):[ \t]*+((?:%b(?:[ \t]++%b)*+)?+)[ \t]*+\r\n" % (_TOKEN, _VISIBLE, _VISIBLE)
+_FIELD: Final = re.compile(rb"(?<=\r\n)" + _FIELD_LINE)
 """One whole line: it begins after a CRLF, ends with the next one, and has none inside."""
-_FIELD_BLOCK = re.compile(rb"(?:%b)*+" % _FIELD_LINE.replace(b"(" + _TOKEN + b")", _TOKEN).replace(b"((?:", b"(?:(?:"))
-_REQUEST_LINE = re.compile(rb"(%b) (%b) HTTP/1\.([01])\r\n" % (_TOKEN, _VISIBLE))
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*+))?+\r\n")
-_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,16})([ \t]*+;[\t\x20-\x7e\x80-\xff]*+)?+\r\n")
-_CHUNK_SIZE_LIMIT_BYTES = 4096
-_TRAILER_LIMIT_BYTES = 16384
-_LENGTH_DIGITS = 18
-_PLAIN_LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
+_FIELD_BLOCK: Final = re.compile(
+    rb"(?:%b)*+" % _FIELD_LINE.replace(b"(" + _TOKEN + b")", _TOKEN).replace(b"((?:", b"(?:(?:")
+)
+_REQUEST_LINE: Final = re.compile(rb"(%b) (%b) HTTP/1\.([01])\r\n" % (_TOKEN, _VISIBLE))
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*+))?+\r\n")
+_CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,16})([ \t]*+;[\t\x20-\x7e\x80-\xff]*+)?+\r\n")
+_CHUNK_SIZE_LIMIT_BYTES: Final = 4096
+_TRAILER_LIMIT_BYTES: Final = 16384
+_LENGTH_DIGITS: Final = 18
+_PLAIN_LENGTH: Final = b"\r\nContent-Length: "
+_LOWER_LENGTH: Final = b"\r\ncontent-length: "
 """The two spellings that nearly all clients and servers use."""
 
 
@@ -158,12 +161,12 @@ def split_length(block: bytes) -> tuple[bytes, int]:
 
     Two heads that leave the same differ in those digits alone, if both have a length: compare that as well.
     """
-    at = block.find(_PLAIN_LENGTHS[0])
+    at = block.find(_PLAIN_LENGTH)
     if at < 0:
-        at = block.find(_PLAIN_LENGTHS[1])
+        at = block.find(_LOWER_LENGTH)
         if at < 0:
             return block, NO_LENGTH
-    start = at + len(_PLAIN_LENGTHS[0])
+    start = at + len(_PLAIN_LENGTH)
     end = block.find(b"\r\n", start)
     digits = block[start:end]
     if end < 0 or len(digits) > _LENGTH_DIGITS or not digits.isdigit():

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sidecar.faults import invalid_session_key
 from sidecar.relay.fields import FRIENDLY_IDS, ROUTE_KEYS, SESSION_IDS, Watched
@@ -26,15 +26,16 @@ from sidecar.sessions.sources import (
     is_usable,
 )
 
-SIDECAR_SESSION = b"X-Hermes-Sidecar-Session"
+SIDECAR_SESSION: Final = b"X-Hermes-Sidecar-Session"
 """Tells the client where its session id came from."""
-DERIVED_PREFIX = b"hs-"
-_LONGEST_ID = 256
-_DRIVE_LETTER = re.compile(rb"[A-Za-z]:")
-_VISIBLE_ASCII = re.compile(rb"[\x21-\x7e]+")
+DERIVED_PREFIX: Final = b"hs-"
+_LONGEST_ID: Final = 256
+_DRIVE_LETTER: Final = re.compile(rb"[A-Za-z]:")
+_VISIBLE_ASCII: Final = re.compile(rb"[\x21-\x7e]+")
 
-_SESSION_ID_NAME, _CLAUDE_SESSION_ID_NAME = b"X-Hermes-Session-Id", b"X-Claude-Session-Id"
-_GIVEN_BACK = ((ROUTE_KEYS[0], b"X-Hermes-Session-Key"), (FRIENDLY_IDS[0], b"X-Hermes-Friendly-Id"))
+_SESSION_ID_NAME: Final = b"X-Hermes-Session-Id"
+_CLAUDE_SESSION_ID_NAME: Final = b"X-Claude-Session-Id"
+_GIVEN_BACK: Final = ((ROUTE_KEYS[0], b"X-Hermes-Session-Key"), (FRIENDLY_IDS[0], b"X-Hermes-Friendly-Id"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Decision(NamedTuple):
     """Nothing is decided: it depends on the body, which has not been read."""
 
 
-UNDECIDED = Decision(None, "none", False, (), (), needs_body=True)
+UNDECIDED: Final = Decision(None, "none", False, (), (), needs_body=True)
 
 
 def decide(
@@ -150,7 +151,7 @@ def _session_id(
     return None, "none", False
 
 
-_BODY_FIELDS = {
+_BODY_FIELDS: Final = {
     "runs": ("session_id", ("session_id",)),
     "responses": ("conversation", ("conversation", "previous_response_id")),
 }

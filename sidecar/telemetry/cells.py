@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import get_args
+from typing import Final, get_args
 
 from sidecar.faults import FaultCode
 from sidecar.telemetry.exchanges import End, ExchangeRecord
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_METHOD_NAMES = {name.encode(): name for name in METHODS}
-_CODES = ("none", *["other"] * 99, *map(str, range(100, 600)))
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHOD_NAMES: Final = {name.encode(): name for name in METHODS}
+_CODES: Final = ("none", *["other"] * 99, *map(str, range(100, 600)))
 """By status; 0 is an exchange without an answer."""
-STREAM_ENDS = tuple(end for end in get_args(End) if end != "refused")
-OUTCOMES = ("mapped", "derived", "followed", "none", "unread", "refused")
-UPSTREAM_ERRORS = ("unreachable", "protocol_error", "timeout", "broke")
+STREAM_ENDS: Final = tuple(end for end in get_args(End) if end != "refused")
+OUTCOMES: Final = ("mapped", "derived", "followed", "none", "unread", "refused")
+UPSTREAM_ERRORS: Final = ("unreachable", "protocol_error", "timeout", "broke")
 # Agents take minutes for a turn: half an hour is the last bucket of whatever waits for one.
-TURN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800)
-_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+TURN_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800)
+_GAP_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 class Histogram:

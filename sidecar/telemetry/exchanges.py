@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from sidecar.faults import Fault
 
 End = Literal["complete", "client_left", "upstream_broke", "timeout", "drained", "refused"]
 """The ends of an exchange, everywhere: log, metric, test."""
 
-_GATHER_S = 0.05
+_GATHER_S: Final = 0.05
 
 
 @dataclass

@@ -9,11 +9,12 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from sidecar.telemetry.exchanges import ExchangeRecord, short_hash
 
-AT_MOST = 20
-_TURN_ROUTES = frozenset(("chat_completions", "responses", "runs"))
+AT_MOST: Final = 20
+_TURN_ROUTES: Final = frozenset(("chat_completions", "responses", "runs"))
 
 
 @dataclass(slots=True)
@@ -45,8 +46,11 @@ class Recent:
         self.turns_by_source[record.source] += 1
         if record.session_id is None:
             return
-        conversation = self._by_session.setdefault(record.session_id, Conversation(record.source))
-        self._by_session.move_to_end(record.session_id)
+        conversation = self._by_session.get(record.session_id)
+        if conversation is None:
+            conversation = self._by_session[record.session_id] = Conversation(record.source)
+        else:
+            self._by_session.move_to_end(record.session_id)
         conversation.source = record.source
         conversation.turns += 1
         conversation.is_followed = record.is_followed
