@@ -35,7 +35,7 @@ from sidecar.sessions.lineage import Lineage
 from sidecar.sessions.mapping import decide
 from sidecar.sessions.sources import document_of
 from sidecar.sessions.store import open_store
-from sidecar.telemetry.exchanges import ExchangeLine, ExchangeRecord
+from sidecar.telemetry.exchanges import ExchangeRecord, json_of
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recent import Recent
 
@@ -129,7 +129,7 @@ def _parts_of_an_end() -> list[Cost]:
             Cost("… observe a JSON answer, read its usage", least_us(observe)),
             Cost("… metrics", least_us(lambda: metrics.exchange_ended(record))),
             Cost("… table of recent conversations", least_us(lambda: recent.exchange_ended(record))),
-            Cost("… log line", least_us(lambda: null.write(ExchangeLine(1.7e9, record).json() + "\n"))),
+            Cost("… log line", least_us(lambda: null.write(json_of(record) + "\n"))),
         ]
     finally:
         null.close()

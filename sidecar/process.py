@@ -23,6 +23,8 @@ from sidecar.telemetry import logs
 from sidecar.telemetry.exchanges import Sink
 from sidecar.telemetry.systemd import Notifier
 
+_GC_THRESHOLDS = (10_000, 20, 20)
+"""Ended exchanges are freed without the collector, which need not look as often as it does by default."""
 _BEAT_S = 0.5
 """How often a worker tells its supervisor that it lives."""
 _EXTEND_S = 5.0
@@ -90,7 +92,8 @@ async def _serve(
     if is_first:
         _tell_changes(running, notifier, signals)
     gc.collect()
-    gc.freeze()  # what exists now stays for good: full collections need not walk it
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # what exists now stays for good: full collections need not walk it
 
     while not signals.first.is_set():
         await signals.received.wait()

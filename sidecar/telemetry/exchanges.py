@@ -51,27 +51,18 @@ class ExchangeRecord:
     """The id that was sent is a later one of the same session."""
     is_unread: bool = False
     """Its body might have named the session, but was too long or of another kind."""
+    ended_at: float = 0.0
+    """Seconds since the epoch, as the log noted it."""
+
+    @property
+    def level(self) -> str:
+        if self.end in ("upstream_broke", "timeout"):
+            return "warning"
+        # An open status page, a scraper and a load balancer ask every few seconds.
+        return "debug" if self.destination == "own" and self.end == "complete" and self.status < 300 else "info"
 
 
-class ExchangeLine:
-    """A record's line: as keys, or as JSON without that detour."""
-
-    __slots__ = ("_ended_at", "_record", "level")
-
-    def __init__(self, ended_at: float, record: ExchangeRecord) -> None:
-        self._ended_at = ended_at
-        self._record = record
-        self.level = _level_of(record)
-
-    def as_dict(self) -> dict[str, object]:
-        return line_of(self._ended_at, self._record)
-
-    def json(self) -> str:
-        """The same as `json.dumps(line_of(…), ensure_ascii=False)`, for a third of its price."""
-        return json_of(self._ended_at, self._record)
-
-
-Line = dict[str, object] | ExchangeLine
+Line = dict[str, object] | ExchangeRecord
 """A log line; `level` is one of its keys."""
 Sink = Callable[[Sequence[Line]], None]
 """Writes lines, all at once: one write a line would cost more than the line."""
@@ -84,7 +75,7 @@ class ExchangeLog:
         """`count` is told each record as well, when its line is made."""
         self._sink = sink
         self._count = count
-        self._records: list[tuple[float, ExchangeRecord]] = []
+        self._records: list[ExchangeRecord] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def use(self, sink: Sink) -> None:
@@ -93,7 +84,8 @@ class ExchangeLog:
         self._sink = sink
 
     def ended(self, record: ExchangeRecord) -> None:
-        self._records.append((time.time(), record))
+        record.ended_at = time.time()
+        self._records.append(record)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self.flush)
 
@@ -116,18 +108,18 @@ class ExchangeLog:
             self._timer.cancel()
             self._timer = None
         records, self._records = self._records, []
-        for _, record in records:
+        for record in records:
             self._count(record)
         if records:
-            self._sink([ExchangeLine(ended_at, record) for ended_at, record in records])
+            self._sink(records)
 
 
-def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
+def line_of(record: ExchangeRecord) -> dict[str, object]:
     """The keys of a record's line. Ids that open a conversation stand in it only as short hashes."""
     line: dict[str, object] = {
         "event": "exchange_ended",
-        "level": _level_of(record),
-        "timestamp": _timestamp(ended_at),
+        "level": record.level,
+        "timestamp": _timestamp(record.ended_at),
         "outcome": record.end,
         "status": record.status,
         "method": _printable(record.method[:16]),
@@ -153,13 +145,15 @@ def line_of(ended_at: float, record: ExchangeRecord) -> dict[str, object]:
     return line
 
 
-def json_of(ended_at: float, record: ExchangeRecord) -> str:
-    """The line of a record as JSON, put together by hand: a busy sidecar writes thousands a second."""
+def json_of(record: ExchangeRecord) -> str:
+    """The same as `json.dumps(line_of(record), ensure_ascii=False)`, for a third of its price.
+
+    Put together by hand: a busy sidecar writes thousands a second.
+    """
+    shared = _shared_keys(record.end, record.status, record.method[:16], record.route, record.source)
     text = (
-        f'{{"event": "exchange_ended", "level": "{_level_of(record)}", "timestamp": "{_timestamp(ended_at)}", '
-        f'"outcome": "{record.end}", "status": {record.status}, "method": {_quoted(_printable(record.method[:16]))}, '
-        f'"route": "{record.route}", "source": {_quoted(record.source)}, '
-        f'"duration_ms": {record.duration_s * 1000:.1f}, "bytes": {record.answer_bytes}, '
+        f'{{"event": "exchange_ended", "level": "{record.level}", "timestamp": "{_timestamp(record.ended_at)}", '
+        f'{shared}, "duration_ms": {record.duration_s * 1000:.1f}, "bytes": {record.answer_bytes}, '
         f'"request_id": {_quoted(_printable(record.request_id[:64]))}'
     )
     if record.session_id is not None:
@@ -178,11 +172,13 @@ def json_of(ended_at: float, record: ExchangeRecord) -> str:
     return text + "}"
 
 
-def _level_of(record: ExchangeRecord) -> str:
-    if record.end in ("upstream_broke", "timeout"):
-        return "warning"
-    # An open status page, a scraper and a load balancer ask every few seconds.
-    return "debug" if record.destination == "own" and record.end == "complete" and record.status < 300 else "info"
+@lru_cache(maxsize=256)
+def _shared_keys(end: str, status: int, method: bytes, route: str, source: str) -> str:
+    """What thousands of lines have in common."""
+    return (
+        f'"outcome": "{end}", "status": {status}, "method": {_quoted(_printable(method))}, '
+        f'"route": "{route}", "source": {_quoted(source)}'
+    )
 
 
 def _timestamp(at: float) -> str:

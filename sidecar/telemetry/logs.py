@@ -12,7 +12,7 @@ from typing import Literal, TextIO
 
 import structlog
 
-from sidecar.telemetry.exchanges import ExchangeLine, Line, Sink
+from sidecar.telemetry.exchanges import ExchangeRecord, Line, Sink, json_of, line_of
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _JOURNAL = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}
@@ -65,15 +65,15 @@ def configure(
 
 
 def as_dict(line: Line) -> dict[str, object]:
-    return line.as_dict() if isinstance(line, ExchangeLine) else line
+    return line_of(line) if isinstance(line, ExchangeRecord) else line
 
 
 def as_json(line: Line) -> str:
-    return line.json() if isinstance(line, ExchangeLine) else json.dumps(line, ensure_ascii=False)
+    return json_of(line) if isinstance(line, ExchangeRecord) else json.dumps(line, ensure_ascii=False)
 
 
 def level_of(line: Line) -> str:
-    return line.level if isinstance(line, ExchangeLine) else str(line["level"])
+    return line.level if isinstance(line, ExchangeRecord) else str(line["level"])
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -214,7 +214,7 @@ def test_what_a_client_names_cannot_steer_the_operators_terminal(log_format: Lit
         b"GET", "models", 200, "complete", "none", None, b"\x9b31mred\x85\xe9\xad", None, 0.1, 10, None
     )
 
-    logs.configure("debug", log_format, written)([line_of(0.0, record)])
+    logs.configure("debug", log_format, written)([line_of(record)])
 
     said = written.getvalue()
     assert "31mred" in said

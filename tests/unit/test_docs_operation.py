@@ -121,7 +121,7 @@ def test_default_sources_are_such_label_values_as_the_page_says() -> None:
 def test_every_key_of_an_exchange_stands_there_and_no_other() -> None:
     rows = rows_of(section(LOGS, "One line for each exchange"))
 
-    assert {name for row in rows for name in names_in(row[0])} == set(line_of(0.0, RECORD)) - {"event"}
+    assert {name for row in rows for name in names_in(row[0])} == set(line_of(RECORD)) - {"event"}
 
 
 def events() -> Iterator[str]:

@@ -33,6 +33,7 @@ COMPLETE = ExchangeRecord(
     duration_s=1.83049,
     answer_bytes=1830,
     fault=None,
+    ended_at=AT,
 )
 LINE = {
     "event": "exchange_ended",
@@ -133,12 +134,12 @@ def without(line: dict[str, object], *keys: str) -> dict[str, object]:
     ],
 )
 def test_line_of_an_exchange(record: ExchangeRecord, line: dict[str, object]) -> None:
-    assert line_of(AT, record) == line
+    assert line_of(record) == line
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_only_troubles_of_the_upstream_are_warnings(end: End) -> None:
-    level = line_of(AT, replace(COMPLETE, end=end))["level"]
+    level = line_of(replace(COMPLETE, end=end))["level"]
 
     assert level == ("warning" if end in ("upstream_broke", "timeout") else "info")
 
@@ -150,7 +151,7 @@ def test_ends_are_those_of_the_glossary() -> None:
 @given(st.binary(min_size=9, max_size=40))
 def test_session_id_shows_only_as_a_short_hash(session_id: bytes) -> None:
     """For any id: eight hex digits, the same for the same id, and nowhere the id itself."""
-    line = line_of(AT, replace(COMPLETE, session_id=session_id))
+    line = line_of(replace(COMPLETE, session_id=session_id))
 
     assert line["session"] == short_hash(session_id) == hashlib.sha256(session_id).hexdigest()[:8]
     assert session_id.decode("latin-1") not in json.dumps(line, ensure_ascii=False)
@@ -162,7 +163,7 @@ def test_what_a_client_chose_is_short_and_printable(method: bytes, request_id: b
     allowed = bytes(byte for byte in range(0x20, 0x100) if byte != 0x7F)
     method, request_id = (bytes(byte for byte in value if byte in allowed) for value in (method, request_id))
 
-    line = line_of(AT, replace(COMPLETE, method=method, request_id=request_id))
+    line = line_of(replace(COMPLETE, method=method, request_id=request_id))
 
     for key, limit in (("method", 16), ("request_id", 64)):
         shown = line[key]
