@@ -147,10 +147,24 @@ BROKEN = {
 """Functions of ours that are made to fail: (module, name)."""
 
 
+UNCOMPILED = """
+import sys
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
+class Sources:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "sidecar":
+            found = (FileFinder(at, (SourceFileLoader, SOURCE_SUFFIXES)).find_spec(name) for at in path or sys.path)
+            return next(filter(None, found), None)
+sys.meta_path.insert(0, Sources)
+"""
+"""Imports our modules from their sources: a compiled function calls another without looking it up."""
+
+
 def broken(home: Path, module: str, name: str) -> dict[str, str]:
     """The environment of a process in which that function does nothing but fail."""
     owner, _, attribute = f"module.{name}".rpartition(".")
     (home / "sitecustomize.py").write_text(
+        f"{UNCOMPILED}\n"
         f"from importlib import import_module\n"
         f"def fail(*args, **kwargs):\n    raise RuntimeError('forced')\n"
         f"module = import_module('sidecar.{module}')\n"
