@@ -122,11 +122,11 @@ class StreamObserver(PayloadObserver):
         if (
             self._is_between_events
             and payload[:5] == b"data:"
-            and payload.find(b"\n") == len(payload) - 2
-            and payload[-1:] == b"\n"
+            and payload[-2:] == b"\n\n"
             and payload.find(b"\r") < 0
+            and (blocks := payload.count(b"\n\n")) == payload.count(b"\n\ndata:") + 1
         ):
-            ended = 1  # the usual piece: one whole event of one line
+            ended = blocks  # the usual piece: whole events, each of which begins with its data
         else:
             ended = self._ended_events(payload)
             if not ended:

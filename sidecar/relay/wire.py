@@ -225,26 +225,35 @@ class ChunkedBody:
                 self._left = after
                 position += step
                 continue
-            line = _CHUNK_SIZE.match(data, position)
-            if line is None:
-                end = position
-                rest = data[position:]
-                if b"\n" in rest or len(rest) > _CHUNK_SIZE_LIMIT_BYTES or _cannot_become_size_line(rest):
-                    self.error = "a chunk size is malformed"
-                else:
-                    self._held = rest
-                break
-            if line.end() - position > _CHUNK_SIZE_LIMIT_BYTES:  # whole or in pieces, the limit is the same
-                self.error, end = "a chunk size is malformed", position
-                break
-            digits, extension = line.groups()
-            size, after_line = int(digits, 16), line.end()
+            # The plain size line, digit by digit: as C that is a tenth of what a pattern takes.
+            size, after_line, digits = 0, position, b""
+            most = min(end, position + 16)
+            while after_line < most and (digit := _hex_digit(data[after_line])) >= 0:
+                size = size * 16 + digit
+                after_line += 1
+            is_plain = after_line > position and data[after_line : after_line + 2] == b"\r\n"
+            after_line += 2
+            if not is_plain:
+                line = _CHUNK_SIZE.match(data, position)
+                if line is None:
+                    end = position
+                    rest = data[position:]
+                    if b"\n" in rest or len(rest) > _CHUNK_SIZE_LIMIT_BYTES or _cannot_become_size_line(rest):
+                        self.error = "a chunk size is malformed"
+                    else:
+                        self._held = rest
+                    break
+                if line.end() - position > _CHUNK_SIZE_LIMIT_BYTES:  # whole or in pieces, the limit is the same
+                    self.error, end = "a chunk size is malformed", position
+                    break
+                digits = line[1]
+                size, after_line = int(digits, 16), line.end()
             if size == 0:
                 self._show(payload)
                 kept.append(data[clean_from:position] if not self._bare else b"".join(payload))
                 kept.append(self._end(data, after_line))
                 return b"".join(kept)
-            if extension is not None and not self._bare:
+            if not is_plain and not self._bare:  # an extension, which belongs to the other hop
                 kept += (data[clean_from:position], digits, b"\r\n")
                 clean_from = after_line
             position = after_line + size
@@ -289,6 +298,17 @@ class ChunkedBody:
         self.done = True
         self.rest = data[after:]
         return b"" if self._bare else b"0\r\n\r\n"
+
+
+def _hex_digit(byte: int) -> int:
+    """Its value; -1 where it is none."""
+    if 48 <= byte <= 57:
+        return byte - 48
+    if 97 <= byte <= 102:
+        return byte - 87
+    if 65 <= byte <= 70:
+        return byte - 55
+    return -1
 
 
 def _cannot_become_size_line(partial: bytes) -> bool:
