@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -105,6 +106,16 @@ def test_record_is_one_that_sha256sum_understands(package: Path) -> None:
 def test_all_modules_that_setup_names_exist() -> None:
     assert list(setup.COMPILED) == sorted(set(setup.COMPILED))
     assert [name for name in setup.COMPILED if not (compiled.PACKAGE / f"{name}.py").is_file()] == []
+
+
+def test_only_compiled_modules_have_constants_that_are_compiled_in() -> None:
+    """A `Final` of another module would be, too, and changing it there would change nothing here until a compile."""
+    with_constants = [
+        path for path in compiled.PACKAGE.rglob("*.py") if re.search(r"\bFinal\b", path.read_text("utf-8"))
+    ]
+
+    names = {path.relative_to(compiled.PACKAGE).with_suffix("").as_posix() for path in with_constants}
+    assert names <= set(setup.COMPILED)
 
 
 def test_all_of_them_are_compiled_or_none() -> None:
