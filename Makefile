@@ -1,6 +1,6 @@
 # What a developer types here. Each target sets up .venv by itself; PYTHON=/path/to/python chooses the Python for it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format audit serve bench bench-micro docs dist clean
+.PHONY: help demo test check lint types format audit serve bench bench-micro docs dist compiled pure clean
 
 ARGS ?=
 export PYTHON
@@ -12,10 +12,10 @@ export PYTHON
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.ready ## a demo gateway with the sidecar in front, proved by two turns; ARGS=--once ends after the proof
+demo: compiled ## a demo gateway with the sidecar in front, proved by two turns; ARGS=--once ends after the proof
 	@.venv/bin/hermes-sidecar demo $(ARGS)
 
-test: .venv/.ready ## every test; ARGS="-k mapping" chooses some
+test: compiled ## every test; ARGS="-k mapping" chooses some
 	.venv/bin/pytest $(ARGS)
 
 check: lint types ## what a change must pass beside the tests
@@ -38,13 +38,13 @@ audit: .venv/.ready ## look the installed packages up among the known vulnerabil
 	.venv/bin/pip freeze --exclude-editable > .cache/audit/packages.txt
 	.cache/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement .cache/audit/packages.txt
 
-serve: .venv/.ready ## run the sidecar in the foreground; ARGS="--config FILE"
+serve: compiled ## run the sidecar in the foreground; ARGS="--config FILE"
 	@.venv/bin/hermes-sidecar serve $(ARGS)
 
-bench: .venv/.ready ## compare with nginx and a plain proxy on this machine; BENCH_ROUNDS=5, ARGS="--peers direct,sidecar"
+bench: compiled ## compare with nginx and a plain proxy on this machine; BENCH_ROUNDS=5, ARGS="--peers direct,sidecar"
 	@.venv/bin/python -m bench $(ARGS)
 
-bench-micro: .venv/.ready ## what each part costs, in microseconds
+bench-micro: compiled ## what each part costs, in microseconds
 	@.venv/bin/python -m bench.micro
 
 docs: .venv/.ready ## build these pages as a site in site/, every warning an error
@@ -55,6 +55,14 @@ dist: .venv/.ready ## wheel and sdist in dist/, checked as the package index wou
 	.venv/bin/python -m build
 	.venv/bin/twine check --strict dist/*
 
-clean: ## remove everything that the other targets made
+# Asked each time, since a file's time does not tell whether it was compiled from what is written now (sidecar/compiled.py).
+compiled: .venv/.ready ## compile the hot path if its sources have changed; demo, test, serve and bench do so by themselves
+	@.venv/bin/python tools/compile.py
+
+pure: ## remove the compiled modules, for pdb and coverage; SIDECAR_COMPILE=never keeps the other targets from making them
+	find sidecar -name '*.so' -exec rm -f {} +
+	rm -f sidecar/_compiled.sha256
+
+clean: pure ## remove everything that the other targets made
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site *.egg-info
 	find sidecar tests -name __pycache__ -type d -prune -exec rm -rf {} +

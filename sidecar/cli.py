@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import TyperException
 
-from sidecar import __version__
+from sidecar import __version__, compiled
 
 if TYPE_CHECKING:
     from sidecar.config import Settings
@@ -64,7 +64,7 @@ ConfigOption = Annotated[
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"hermes-sidecar {__version__}")
+        typer.echo(f"hermes-sidecar {__version__} ({'compiled' if compiled.modules() else 'pure Python'})")
         raise typer.Exit
 
 

@@ -13,7 +13,7 @@ import sys
 import structlog
 import uvloop
 
-from sidecar import __version__, sockets
+from sidecar import __version__, compiled, sockets
 from sidecar.capabilities.model import Picture, status_of
 from sidecar.capabilities.wording import summary_of
 from sidecar.config import ConfigFaults, Settings, load
@@ -109,7 +109,14 @@ async def _serve(
 def _say_listening(url: str, settings: Settings, admin_url: str | None = None) -> None:
     log = structlog.get_logger()
     admin = {} if admin_url is None else {"admin": admin_url}
-    log.info("listening", url=url, gateway=settings.gateway.url, **admin, version=__version__)
+    is_compiled = bool(compiled.modules())
+    log.info("listening", url=url, gateway=settings.gateway.url, **admin, version=__version__, compiled=is_compiled)
+    if changed := compiled.stale():
+        log.warning(
+            "compiled_stale",
+            modules=changed,
+            message="These modules run as they were compiled, not as their source is now. In a clone: make compiled.",
+        )
     if settings.listen.workers > 1 and settings.store.url == "memory":
         log.warning(
             "store_not_shared",

@@ -58,5 +58,6 @@ if ! { is_new_enough .venv/bin/python && .venv/bin/python -m pip --version >/dev
 fi
 
 echo "Installing hermes-sidecar and its tools into .venv (a minute or so, once)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+# pip would compile the hot path as well, for itself alone; `make compiled` does it with what .venv has (tools/compile.py).
+SIDECAR_COMPILE=never .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 touch .venv/.ready

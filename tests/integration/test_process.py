@@ -15,7 +15,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import structlog
 
+from sidecar import compiled, process
+from sidecar.config import Settings
 from tests.support.raw_client import CHAT, JSON, STREAMED_CHAT, RawClient, ask, chat, raw_client
 from tests.support.raw_http import Answer
 from tests.support.scripted_upstream import (
@@ -109,6 +112,22 @@ async def test_first_log_line_names_the_url_and_the_gateway(tmp_path: Path) -> N
 
     assert (first["event"], first["url"], first["gateway"]) == ("listening", sidecar.url, "http://127.0.0.1:9")
     assert answer.status == 200
+
+
+@pytest.mark.parametrize("modules", [[], ["relay/wire"]])
+def test_start_tells_whether_it_is_compiled_and_warns_only_of_what_is_stale(
+    modules: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "modules", lambda: modules)
+    monkeypatch.setattr(compiled, "stale", lambda: modules)
+
+    with structlog.testing.capture_logs() as lines:
+        process._say_listening("http://127.0.0.1:8650", Settings())
+
+    assert lines[0]["compiled"] is bool(modules)
+    assert [(line["event"], line["log_level"], line["modules"]) for line in lines[1:]] == (
+        [("compiled_stale", "warning", modules)] if modules else []
+    )
 
 
 async def test_first_line_names_both_on_a_console(tmp_path: Path) -> None:

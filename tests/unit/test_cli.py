@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import __version__, cli
+from sidecar import __version__, cli, compiled
 from tests.support.capabilities import conforming
 
 SECRET = "s3cr3t-Marker"
@@ -165,10 +165,15 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     assert (end.returncode, end.stderr) == (0, "[]\n")
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("modules", "form"), [([], "pure Python"), (["relay/wire"], "compiled")])
+def test_version_says_whether_the_hot_path_is_compiled(
+    modules: list[str], form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiled, "modules", lambda: modules)
+
     code = cli.main(["--version"])
 
-    assert (code, capsys.readouterr().out) == (0, f"hermes-sidecar {__version__}\n")
+    assert (code, capsys.readouterr().out) == (0, f"hermes-sidecar {__version__} ({form})\n")
 
 
 def test_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:

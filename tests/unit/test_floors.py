@@ -55,6 +55,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "relay/leaving",
             "relay/pool",
             "relay/upstream",
+            "compiled",
             "sockets",
             "telemetry",
             "telemetry/*",
