@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # where pip builds, only install
 from sidecar import compiled
 
 COMPILED = (
+    "capabilities/observed",
     "guard/credentials",
     "guard/hosts",
     "guard/isolation",

@@ -181,9 +181,12 @@ def _shared_keys(end: str, status: int, method: bytes, route: str, source: str) 
     )
 
 
+_MILLISECONDS: Final = tuple(f".{number:03d}Z" for number in range(1000))
+
+
 def _timestamp(at: float) -> str:
     whole = int(at)
-    return f"{_second(whole)}.{int((at - whole) * 1000):03d}Z"
+    return _second(whole) + _MILLISECONDS[int((at - whole) * 1000)]
 
 
 @lru_cache(maxsize=4)
