@@ -1,6 +1,6 @@
 # What a developer types here. Each target sets up .venv by itself; PYTHON=/path/to/python chooses the Python for it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format audit serve bench bench-micro docs dist compiled pure clean
+.PHONY: help demo test check lint types format audit serve bench bench-micro soak docs dist compiled pure clean
 
 ARGS ?=
 export PYTHON
@@ -43,6 +43,9 @@ serve: compiled ## run the sidecar in the foreground; ARGS="--config FILE"
 
 bench: compiled ## compare with nginx and a plain proxy on this machine; BENCH_ROUNDS=5, ARGS="--peers direct,sidecar"
 	@.venv/bin/python -m bench $(ARGS)
+
+soak: compiled ## half an hour of mixed load, and whether anything grows; SOAK_MINUTES=5 for less
+	@.venv/bin/python -m bench.soak $(ARGS)
 
 bench-micro: compiled ## what each part costs, in microseconds
 	@.venv/bin/python -m bench.micro

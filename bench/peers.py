@@ -127,6 +127,20 @@ async def peer(name: str, upstream_port: int, core: int | None, directory: Path)
         yield started
 
 
+@asynccontextmanager
+async def soaked(
+    upstream_port: int, core: int | None, directory: Path, told: Path
+) -> AsyncIterator[tuple[Peer, psutil.Process]]:
+    """A running sidecar that writes to `told` how it is inside when it gets SIGUSR1."""
+    port = _free_port()
+    command = [sys.executable, "-m", "bench.soaked", str(told), "serve"]
+    environ = _sidecar_environ(port, upstream_port, directory)
+    async with _process("sidecar", command, core, directory, environ) as process:
+        started = Peer("sidecar", port, process)
+        await _ready(started, process, directory)
+        yield started, psutil.Process(process.pid)
+
+
 def nginx_program() -> str | None:
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 

@@ -167,6 +167,17 @@ async def idle(port: int, streams: int, key: str, measure: Callable[[], int]) ->
         await _close(opened)
 
 
+async def leave(port: int, shape: Shape, key: str, *, waits: bool) -> None:
+    """Asks for a stream and leaves: after its first byte if it `waits`, else at once."""
+    (stream,) = await _open(port, 1)
+    try:
+        stream.ask(shapes.stream_request(f"127.0.0.1:{port}", shape, key))
+        if waits:
+            await _within(stream.began)
+    finally:
+        await _close([stream])
+
+
 async def is_ready(port: int) -> bool:
     """Whether a chat is answered there."""
     try:

@@ -24,10 +24,10 @@ from sidecar.relay.upstream import Upstream
 _PROVEN_S = 0.002
 """A connection that ended an answer this short a time ago, and shows no hang-up, is proven alive: servers close idle
 ones after seconds."""
-_PROVEN_WHILE_BUSY_S = 0.02
+_PROVEN_WHILE_BUSY_S = 0.25
 _BUSY_REQUESTS, _BUSY_S = 16, 0.02
-"""At this rate one turn of the event loop can outlast the shorter limit, and opening connections would slow the
-upstream down when it can least afford it."""
+"""At this rate requests come in waves that need more connections than the wave before, whose spare ones are older than
+the shorter limit; and opening connections would slow the upstream down when it can least afford it."""
 _IDLE_LIMIT_S = 60.0
 """Longest a connection waits for a safe request. Most servers close after 5 to 75 s; a stale one costs a safe
 request only a second try."""

@@ -23,6 +23,8 @@ End = Literal["complete", "client_left", "upstream_broke", "timeout", "drained",
 """The ends of an exchange, everywhere: log, metric, test."""
 
 _GATHER_S: Final = 0.05
+_MOST_GATHERED: Final = 64
+"""More would hold everybody up while they are rendered: a thousand take milliseconds."""
 
 
 @dataclass
@@ -86,7 +88,9 @@ class ExchangeLog:
     def ended(self, record: ExchangeRecord) -> None:
         record.ended_at = time.time()
         self._records.append(record)
-        if self._timer is None:
+        if len(self._records) >= _MOST_GATHERED:
+            self.flush()
+        elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self.flush)
 
     def refused(self, fault: Fault) -> None:
