@@ -13,7 +13,6 @@ from aiohttp import web
 from sidecar.capabilities.asking import Place
 from sidecar.capabilities.model import NOT_ASKED, DashboardFacts, GatewayFacts, Picture
 from sidecar.capabilities.monitor import Monitor
-from sidecar.capabilities.observed import Observed
 from sidecar.capabilities.probes import probe_dashboard, probe_gateway, read_dashboard_token
 from sidecar.capabilities.wording import filled_families, missing_families
 from sidecar.config import ConditionSettings, Settings, SourceSettings
@@ -29,7 +28,7 @@ from sidecar.sessions.mapping import MappingPolicy
 from sidecar.sessions.sources import BodySource, HeaderSource, PromptCondition, Source
 from sidecar.sessions.store import open_store
 from sidecar.surface import inprocess, pages
-from sidecar.telemetry.exchanges import ExchangeLog, ExchangeRecord, Sink
+from sidecar.telemetry.exchanges import ExchangeLog, Sink
 from sidecar.telemetry.figures import Figures
 from sidecar.telemetry.metrics import Activity, Metrics
 from sidecar.telemetry.peers import Peers
@@ -141,10 +140,6 @@ class Backend:
         monitor.on_change(self._heard)
 
     @property
-    def observed(self) -> Observed:
-        return self._monitor.observed
-
-    @property
     def known(self) -> asyncio.Event:
         return self._monitor.known
 
@@ -252,11 +247,7 @@ async def build(
     metrics = Metrics(ROUTE_NAMES, ["client", *sources, "none", "skipped"])
     recent = Recent()
 
-    def count(record: ExchangeRecord) -> None:
-        metrics.exchange_ended(record)
-        recent.exchange_ended(record)
-
-    log = ExchangeLog(sink, count)
+    log = ExchangeLog(sink, (metrics.exchange_ended, recent.exchange_ended))
     figures = Figures(metrics)
     upstreams = Upstreams(settings)
     monitor = Monitor(
@@ -311,7 +302,15 @@ async def build(
         on_failure=log.failed,
     )
     relay = backend.relay = Relay(
-        first_rules, pools, backend, lineage, log, metrics.cells.gaps, limits, settings.gateway.idle_timeout_s
+        first_rules,
+        pools,
+        backend,
+        lineage,
+        log,
+        metrics.cells.gaps,
+        monitor.observed,
+        limits,
+        settings.gateway.idle_timeout_s,
     )
     metrics.activity = lambda: _activity(relay)
     metrics.picture = lambda: monitor.picture

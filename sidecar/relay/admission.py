@@ -116,6 +116,7 @@ class Request:
 
     __slots__ = (
         "answer_fields",
+        "answer_lines",
         "body",
         "cors",
         "credentials",
@@ -171,6 +172,8 @@ class Request:
         """The route key as the gateway got it, which may echo it."""
         self.answer_fields: Fields = []
         """What the answer gives back to the client."""
+        self.answer_lines = b""
+        """The same, as they stand in a head."""
         self.sent_id: bytes | None = None
         """The id that goes upstream, which is the session's newest."""
         self.is_derived = False
@@ -205,6 +208,7 @@ class Request:
         twin.cors = self.cors
         twin.forwarded_keys = self.forwarded_keys
         twin.answer_fields = self.answer_fields
+        twin.answer_lines = self.answer_lines
         twin.sent_id = self.sent_id
         twin.is_derived = self.is_derived
         twin.source = self.source
@@ -297,6 +301,7 @@ def admit(
         request.session_id, request.sent_id = decision.session_id, decision.sent_id
         request.source, request.is_derived = decision.source, decision.derived
         request.answer_fields = list(decision.given_back)
+        request.answer_lines = fields.joined(request.answer_fields)
         request.forwarded_keys = [value for name, value in decision.added if name.lower() == fields.ROUTE_KEYS[0]]
         if options & _ROUTE_KEYS:
             added += [line for line in decision.added if line[0].lower() not in options & _ROUTE_KEYS]
@@ -308,7 +313,7 @@ def admit(
             target = rules.gateway_prefix + target
     upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
     start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, netloc)
-    request.head_start = start + b"".join([b"%b: %b\r\n" % line for line in upstream_fields])
+    request.head_start = start + fields.joined(upstream_fields)
     request.head = request.head_start + _head_end(request, has_length=b"content-length" in watched)
 
 
@@ -393,7 +398,7 @@ def _own_page_head(method: bytes, path: bytes, request_id: bytes, passing: Field
     if path not in OWN_PATHS and _PAGE.fullmatch(path) is None:
         path = OWN_TREE + b"no-such-page"
     asked = method if method in _METHODS_OF_OWN_PAGES else b"PUT"  # any that none of them knows
-    return b"%b %b HTTP/1.1\r\n" % (asked, path) + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
+    return b"%b %b HTTP/1.1\r\n" % (asked, path) + fields.joined(lines) + b"\r\n"
 
 
 def route_of(path: bytes) -> str:

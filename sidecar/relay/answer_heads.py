@@ -20,7 +20,7 @@ _LONGEST_BYTES: Final = 4096
 class AnswerHead:
     """An answer's head as it was understood. Nobody changes one: it may be met again."""
 
-    __slots__ = ("content_type", "keeps_alive", "length", "lines", "start", "status", "watched")
+    __slots__ = ("content_type", "keeps_alive", "length", "lines", "says_ours", "start", "status", "watched")
 
     def __init__(
         self,
@@ -40,6 +40,8 @@ class AnswerHead:
         """The fields that may cross. Framing is written anew, from the body's."""
         self.watched = watched
         """Those of them that mapping or CORS want to see, by lower-case name."""
+        self.says_ours = any(name not in fields.SESSION_IDS for name in watched)
+        """Whether it may already say what the sidecar would add."""
         self.content_type = content_type
         """In lower case."""
         self.length = length
@@ -85,7 +87,7 @@ def read_answer_head(block: bytes) -> AnswerHead:
     length = wire.response_framing(lengths, codings) if head.status >= 200 else UNTIL_CLOSE
     lines, watched = fields.to_downstream(head.fields)
     watched.pop(b"content-length", None)
-    start = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason) + b"".join([b"%b: %b\r\n" % line for line in lines])
+    start = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason) + fields.joined(lines)
     return AnswerHead(head.status, start, lines, watched, content_type, length, keeps_alive=keeps_alive)
 
 

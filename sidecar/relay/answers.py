@@ -15,41 +15,42 @@ from sidecar.sessions.mapping import SIDECAR_SESSION
 
 
 def head_bytes(status: int, reason: bytes, lines: Fields) -> bytes:
-    return b"HTTP/1.1 %d %b\r\n" % (status, reason) + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
+    return b"HTTP/1.1 %d %b\r\n" % (status, reason) + fields.joined(lines) + b"\r\n"
 
 
 def relayed_head(request: Request, head: AnswerHead, body: int, *, close: bool) -> bytes:
     """The upstream's head as the client gets it, with `body` as its framing."""
     if body == CHUNKED:
-        lines = [] if request.is_http_1_0 else [(b"Transfer-Encoding", b"chunked")]
+        own = b"" if request.is_http_1_0 else b"Transfer-Encoding: chunked\r\n"
     elif head.status != 204 and head.length >= 0:
-        lines = [(b"Content-Length", b"%d" % head.length)]
+        own = b"Content-Length: %d\r\n" % head.length
     else:
-        lines = []
+        own = b""
     if close:
-        lines.append((b"Connection", b"close"))
-    return _head_for(request, head, lines)
+        own += b"Connection: close\r\n"
+    return _head_for(request, head, own)
 
 
 def upgraded_head(request: Request, head: AnswerHead) -> bytes:
     """The upstream's 101 as the client gets it."""
-    return _head_for(request, head, [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")])
+    return _head_for(request, head, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
 
 
-def _head_for(request: Request, head: AnswerHead, lines: Fields) -> bytes:
-    """The head with `lines` and with what the request has coming."""
+def _head_for(request: Request, head: AnswerHead, own: bytes) -> bytes:
+    """The head with the lines that are this connection's `own`, and with what the request has coming."""
+    if not head.says_ours and not request.cors:  # the usual answer
+        return b"%b%b%bX-Request-Id: %b\r\n\r\n" % (head.start, own, request.answer_lines, request.request_id)
     start, watched = head.start, head.watched
     if request.forwarded_keys and fields.ROUTE_KEYS[0] in watched:
         start, watched = _without_echo(request, head)
-    for line in request.answer_fields:
-        if line[0].lower() not in watched:  # what the gateway says itself stays as it says it
-            lines.append(line)
+    # What the gateway says itself stays as it says it.
+    lines = [line for line in request.answer_fields if line[0].lower() not in watched]
     if b"x-request-id" not in watched:
         lines.append((b"X-Request-Id", request.request_id))
     if request.cors:
         lines += request.cors
         lines += vary_on_origin(fields.values(watched, b"vary"))
-    return start + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
+    return start + own + fields.joined(lines) + b"\r\n"
 
 
 def _without_echo(request: Request, head: AnswerHead) -> tuple[bytes, fields.Watched]:
@@ -63,7 +64,7 @@ def _without_echo(request: Request, head: AnswerHead) -> tuple[bytes, fields.Wat
     if len(echoed) == len(named):
         watched = {name: lines for name, lines in watched.items() if name != fields.ROUTE_KEYS[0]}
     status_line = head.start[: head.start.index(b"\r\n") + 2]
-    return status_line + b"".join([b"%b: %b\r\n" % line for line in head.lines if line not in echoed]), watched
+    return status_line + fields.joined([line for line in head.lines if line not in echoed]), watched
 
 
 def preflight(request: Request) -> bytes:

@@ -120,6 +120,11 @@ def connection_options(watched: Watched) -> frozenset[bytes]:
     return frozenset(list_members(value for _, value in lines)) if lines else frozenset()
 
 
+def joined(fields: Fields) -> bytes:
+    """The lines as they stand in a head."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
+
+
 def to_upstream(
     passing: Fields,
     watched: Watched,

@@ -134,7 +134,7 @@ class Exchange:
             self._answer_preflight()
         else:
             chats = request.route in ("chat_completions", "responses")
-            self._looks_for_image = chats and relay.backend.observed.wants_images
+            self._looks_for_image = chats and relay.observed.wants_images
         return not self.is_over
 
     # Asking the upstream
@@ -297,7 +297,7 @@ class Exchange:
             self._closes = True
         request = self.request
         if request.destination == "gateway":
-            observed = self._relay.backend.observed
+            observed = self._relay.observed
             if observed.is_curious(request.route, had_image=self._has_image, is_stream=self.is_stream):
                 observed.answered(request.route, head, had_image=self._has_image)
         elif head.status == 401 and request.dashboard_token is not None and self._can_be_sent_again:

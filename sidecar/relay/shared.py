@@ -51,9 +51,6 @@ class Backend(Protocol):
     """What is known of the upstreams, and who wants to hear of them."""
 
     @property
-    def observed(self) -> Observed: ...
-
-    @property
     def known(self) -> asyncio.Event:
         """Set once it is known who serves which family."""
 
@@ -90,6 +87,7 @@ class Relay:
     lineage: Lineage
     log: ExchangeLog
     gaps: Gaps
+    observed: Observed
     limits: Limits
     idle_timeout_s: float = 0.0
     """Longest silence of the gateway inside one exchange; 0 = no limit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -73,10 +74,10 @@ Sink = Callable[[Sequence[Line]], None]
 class ExchangeLog:
     """Gathers the records of ended exchanges and hands them to a sink as lines."""
 
-    def __init__(self, sink: Sink, count: Callable[[ExchangeRecord], None] = lambda _: None) -> None:
-        """`count` is told each record as well, when its line is made."""
+    def __init__(self, sink: Sink, counters: Sequence[Callable[[ExchangeRecord], None]] = ()) -> None:
+        """The `counters` are told each record as well, when its line is made."""
         self._sink = sink
-        self._count = count
+        self._counters = tuple(counters)
         self._records: list[ExchangeRecord] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -112,10 +113,23 @@ class ExchangeLog:
             self._timer.cancel()
             self._timer = None
         records, self._records = self._records, []
-        for record in records:
-            self._count(record)
+        for count in self._counters:
+            for record in records:
+                count(record)
         if records:
             self._sink(records)
+
+
+def json_lines(lines: Sequence[Line], prefixes: Mapping[str, str]) -> str:
+    """One line of JSON for each, behind the prefix of its level; a level without a prefix is left out."""
+    out: list[str] = []
+    for line in lines:
+        level = line.level if isinstance(line, ExchangeRecord) else str(line["level"])
+        prefix = prefixes.get(level)
+        if prefix is not None:
+            text = json_of(line) if isinstance(line, ExchangeRecord) else json.dumps(line, ensure_ascii=False)
+            out.append(f"{prefix}{text}\n")
+    return "".join(out)
 
 
 def line_of(record: ExchangeRecord) -> dict[str, object]:

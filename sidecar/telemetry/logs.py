@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Literal, TextIO
 
 import structlog
 
-from sidecar.telemetry.exchanges import ExchangeRecord, Line, Sink, json_of, line_of
+from sidecar.telemetry.exchanges import ExchangeRecord, Line, Sink, json_lines, line_of
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _JOURNAL = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}
@@ -48,32 +47,25 @@ def configure(
         cache_logger_on_first_use=False,
     )
     least = LEVELS[level]
+    wanted_prefixes = {said: prefix for said, prefix in prefixes.items() if LEVELS.get(said, logging.CRITICAL) >= least}
 
     def sink(lines: Sequence[Line]) -> None:
-        wanted = [(said, line) for line in lines if LEVELS[said := level_of(line)] >= least]
-        if as_console:
-            log = structlog.get_logger()
-            for said, line in wanted:
-                keys = as_dict(line)
-                shown = {key: value for key, value in keys.items() if key not in ("event", "level", "timestamp")}
-                log.log(LEVELS[said], str(keys["event"]), **shown)
-        elif wanted:
-            out.write("".join([f"{prefixes[said]}{as_json(line)}\n" for said, line in wanted]))
-            out.flush()
+        if not as_console:
+            text = json_lines(lines, wanted_prefixes)
+            if text:
+                out.write(text)
+                out.flush()
+            return
+        log = structlog.get_logger()
+        for keys in map(as_dict, lines):
+            shown = {key: value for key, value in keys.items() if key not in ("event", "level", "timestamp")}
+            log.log(LEVELS[str(keys["level"])], str(keys["event"]), **shown)
 
     return sink
 
 
 def as_dict(line: Line) -> dict[str, object]:
     return line_of(line) if isinstance(line, ExchangeRecord) else line
-
-
-def as_json(line: Line) -> str:
-    return json_of(line) if isinstance(line, ExchangeRecord) else json.dumps(line, ensure_ascii=False)
-
-
-def level_of(line: Line) -> str:
-    return line.level if isinstance(line, ExchangeRecord) else str(line["level"])
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
