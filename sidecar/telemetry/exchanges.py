@@ -143,16 +143,16 @@ def line_of(record: ExchangeRecord) -> dict[str, object]:
         "method": _printable(record.method[:16]),
         "route": record.route,
         "source": record.source,
-        "duration_ms": round(record.duration_s * 1000, 1),
+        "duration_ms": _tenths_of_ms(record.duration_s) / 10,
         "bytes": record.answer_bytes,
         "request_id": _printable(record.request_id[:64]),
     }
     if record.session_id is not None:
         line["session"] = short_hash(record.session_id)
     if record.first_byte_s is not None:
-        line["first_byte_ms"] = round(record.first_byte_s * 1000, 1)
+        line["first_byte_ms"] = _tenths_of_ms(record.first_byte_s) / 10
     if record.first_token_s is not None:
-        line["first_token_ms"] = round(record.first_token_s * 1000, 1)
+        line["first_token_ms"] = _tenths_of_ms(record.first_token_s) / 10
     if record.fault is not None:
         line["code"] = record.fault.code.code
         line["reason"] = record.fault.message
@@ -171,15 +171,15 @@ def json_of(record: ExchangeRecord) -> str:
     shared = _shared_keys(record.end, record.status, record.method[:16], record.route, record.source)
     text = (
         f'{{"event": "exchange_ended", "level": "{record.level}", "timestamp": "{_timestamp(record.ended_at)}", '
-        f'{shared}, "duration_ms": {record.duration_s * 1000:.1f}, "bytes": {record.answer_bytes}, '
+        f'{shared}, "duration_ms": {_milliseconds(record.duration_s)}, "bytes": {record.answer_bytes}, '
         f'"request_id": {_quoted(_printable(record.request_id[:64]))}'
     )
     if record.session_id is not None:
         text += f', "session": "{short_hash(record.session_id)}"'
     if record.first_byte_s is not None:
-        text += f', "first_byte_ms": {record.first_byte_s * 1000:.1f}'
+        text += f', "first_byte_ms": {_milliseconds(record.first_byte_s)}'
     if record.first_token_s is not None:
-        text += f', "first_token_ms": {record.first_token_s * 1000:.1f}'
+        text += f', "first_token_ms": {_milliseconds(record.first_token_s)}'
     fault = record.fault
     if fault is not None:
         text += f', "code": "{fault.code.code}", "reason": {_quoted(fault.message)}'
@@ -197,6 +197,16 @@ def _shared_keys(end: str, status: int, method: bytes, route: str, source: str) 
         f'"outcome": "{end}", "status": {status}, "method": {_quoted(_printable(method))}, '
         f'"route": "{route}", "source": {_quoted(source)}'
     )
+
+
+def _tenths_of_ms(seconds: float) -> int:
+    return int(seconds * 10_000 + 0.5)
+
+
+def _milliseconds(seconds: float) -> str:
+    """With one decimal, as json.dumps would write it."""
+    tenths = _tenths_of_ms(seconds)
+    return f"{tenths // 10}.{tenths % 10}"
 
 
 _MILLISECONDS: Final = tuple(f".{number:03d}Z" for number in range(1000))
