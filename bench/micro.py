@@ -23,7 +23,6 @@ import uvloop
 
 from bench import fakes, shapes
 from bench.fakes import Bare
-from sidecar import app
 from sidecar.capabilities.model import Picture
 from sidecar.config import from_mapping
 from sidecar.relay import answers, fields
@@ -31,6 +30,7 @@ from sidecar.relay.admission import ROUTE_NAMES, Request, admit
 from sidecar.relay.answer_heads import read_answer_head
 from sidecar.relay.stream import PayloadObserver, StreamObserver
 from sidecar.relay.wire import parse_request_head
+from sidecar.rules import rules
 from sidecar.sessions.lineage import Lineage
 from sidecar.sessions.mapping import decide
 from sidecar.sessions.sources import document_of
@@ -42,7 +42,7 @@ from sidecar.telemetry.recent import Recent
 _RUNS, _CALLS = 60, 300
 _ASKED = 200
 _SERVER_S = 10.0
-_RULES = app.rules(from_mapping(fakes.SETTINGS), Picture(), None)
+_RULES = rules(from_mapping(fakes.SETTINGS), Picture(), None)
 
 
 class Cost(NamedTuple):

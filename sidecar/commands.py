@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from sidecar.app import Upstreams
 from sidecar.capabilities.model import is_chat_usable
 from sidecar.capabilities.report import document
 from sidecar.config import AdminSettings, DashboardSettings, GatewaySettings, LogSettings, Settings, StoreSettings
 from sidecar.demo.gateway import DemoGateway
 from sidecar.server import Running, start
 from sidecar.surface.terminal import print_capabilities
+from sidecar.upstreams import Upstreams
 from sidecar.verify import verify as prove
 
 LOOK_LIMIT_S = 2.0  # /healthz is answered from memory; who takes longer is no sidecar worth asking

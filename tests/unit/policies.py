@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar import app
 from sidecar.capabilities.model import Picture
 from sidecar.config import from_mapping
 from sidecar.relay.admission import Rules
+from sidecar.rules import rules
 
 
 def rules_of(
     values: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, *, picture: Picture | None = None
 ) -> Rules:
     """What these settings mean for every request; `picture` is what is known of the backend, by default nothing."""
-    return app.rules(from_mapping(values or {}, environ or {}), picture or Picture(), None)
+    return rules(from_mapping(values or {}, environ or {}), picture or Picture(), None)
