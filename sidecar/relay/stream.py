@@ -119,18 +119,9 @@ class StreamObserver(PayloadObserver):
             self._shorten_tail()
         if self.first_token_at is None:
             self._look_for_token(payload)
-        if (
-            self._is_between_events
-            and payload[:5] == b"data:"
-            and payload[-2:] == b"\n\n"
-            and payload.find(b"\r") < 0
-            and (blocks := payload.count(b"\n\n")) == payload.count(b"\n\ndata:") + 1
-        ):
-            ended = blocks  # the usual piece: whole events, each of which begins with its data
-        else:
-            ended = self._ended_events(payload)
-            if not ended:
-                return
+        ended = self._whole_events(payload) or self._ended_events(payload)
+        if not ended:
+            return
         now = time.monotonic()
         if self.events:
             self._gaps.observe(now - self._last_event_at)
@@ -146,6 +137,20 @@ class StreamObserver(PayloadObserver):
             self._before_token = b""
         else:
             self._before_token = text[-_TOKEN_OVERLAP_BYTES:]
+
+    def _whole_events(self, payload: bytes) -> int:
+        """How many events these are, if they are the usual ones and no others: whole, each beginning with its data."""
+        if (
+            not self._is_between_events
+            or payload[:5] != b"data:"
+            or payload[-2:] != b"\n\n"
+            or payload.find(b"\r") >= 0
+        ):
+            return 0
+        if payload.find(b"\n") == len(payload) - 2:
+            return 1
+        blocks = payload.count(b"\n\n")
+        return blocks if payload.count(b"\n\ndata:") == blocks - 1 else 0
 
     def _ended_events(self, payload: bytes) -> int:
         """How many events with data end in this payload."""

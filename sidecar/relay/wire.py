@@ -34,6 +34,7 @@ _FIELD_BLOCK: Final = re.compile(
 _REQUEST_LINE: Final = re.compile(rb"(%b) (%b) HTTP/1\.([01])\r\n" % (_TOKEN, _VISIBLE))
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*+))?+\r\n")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,16})([ \t]*+;[\t\x20-\x7e\x80-\xff]*+)?+\r\n")
+_SIZE_DIGITS: Final = 16
 _CHUNK_SIZE_LIMIT_BYTES: Final = 4096
 _TRAILER_LIMIT_BYTES: Final = 16384
 _LENGTH_DIGITS: Final = 18
@@ -203,6 +204,12 @@ class ChunkedBody:
         if self._in_trailers:
             return self._end(data, 0)
         end = len(data)
+        if not self._left and not self._bare:
+            size, after_line = _size_line(data, 0)
+            if size > 0 and after_line + size + 2 == end and data[end - 2 :] == b"\r\n":
+                if self._saw is not None:  # what a stream brings: one event, one chunk
+                    self._saw(data[after_line : end - 2])
+                return data
         position = clean_from = 0
         kept: list[bytes] = []
         payload: list[bytes] = []
@@ -225,15 +232,9 @@ class ChunkedBody:
                 self._left = after
                 position += step
                 continue
-            # The plain size line, digit by digit: as C that is a tenth of what a pattern takes.
-            size, after_line, digits = 0, position, b""
-            most = min(end, position + 16)
-            while after_line < most and (digit := _hex_digit(data[after_line])) >= 0:
-                size = size * 16 + digit
-                after_line += 1
-            is_plain = after_line > position and data[after_line : after_line + 2] == b"\r\n"
-            after_line += 2
-            if not is_plain:
+            size, after_line = _size_line(data, position)
+            digits = b""
+            if size < 0:
                 line = _CHUNK_SIZE.match(data, position)
                 if line is None:
                     end = position
@@ -253,7 +254,7 @@ class ChunkedBody:
                 kept.append(data[clean_from:position] if not self._bare else b"".join(payload))
                 kept.append(self._end(data, after_line))
                 return b"".join(kept)
-            if not is_plain and not self._bare:  # an extension, which belongs to the other hop
+            if digits and not self._bare:  # an extension, which belongs to the other hop
                 kept += (data[clean_from:position], digits, b"\r\n")
                 clean_from = after_line
             position = after_line + size
@@ -298,6 +299,19 @@ class ChunkedBody:
         self.done = True
         self.rest = data[after:]
         return b"" if self._bare else b"0\r\n\r\n"
+
+
+def _size_line(data: bytes, start: int) -> tuple[int, int]:
+    """The size in the plain size line at `start`, and the place after it; -1 and `start` where none stands there whole.
+
+    Digit by digit: as C that is a tenth of what a pattern takes.
+    """
+    size, at = 0, start
+    most = min(len(data), start + _SIZE_DIGITS)
+    while at < most and (digit := _hex_digit(data[at])) >= 0:
+        size = size * 16 + digit
+        at += 1
+    return (size, at + 2) if at > start and data[at : at + 2] == b"\r\n" else (-1, start)
 
 
 def _hex_digit(byte: int) -> int:
