@@ -12,8 +12,9 @@ from aiohttp import web
 from sidecar.backend import Backend
 from sidecar.capabilities.monitor import Monitor
 from sidecar.config import Settings
-from sidecar.relay.admission import ROUTE_NAMES, Destination
+from sidecar.relay.destinations import Destination
 from sidecar.relay.pool import Pool
+from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.relay.shared import Limits, Relay
 from sidecar.rules import rules
 from sidecar.sessions.lineage import Lineage

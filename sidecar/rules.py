@@ -7,7 +7,8 @@ from sidecar.capabilities.wording import filled_families, missing_families
 from sidecar.config import ConditionSettings, Settings, SourceSettings
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy
-from sidecar.relay.admission import DashboardRules, Families, Rules
+from sidecar.relay.admission import Rules
+from sidecar.relay.destinations import DashboardRules, Families
 from sidecar.sessions.mapping import MappingPolicy
 from sidecar.sessions.sources import BodySource, HeaderSource, PromptCondition, Source
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -19,39 +19,26 @@ from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy, check_host, check_origin, preflight_fields
 from sidecar.guard.isolation import check_scope
 from sidecar.relay import fields, wire
+from sidecar.relay.destinations import (
+    OPEN_PATH,
+    DashboardRules,
+    Destination,
+    Families,
+    family_target,
+    is_mounted,
+    is_own_path,
+    mounted_target,
+    own_page_head,
+)
 from sidecar.relay.fields import Watched
+from sidecar.relay.routes import FAMILIES, is_family_path, route_of
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, WireError
 from sidecar.sessions.mapping import Decision, MappingPolicy, decide, injection
 from sidecar.sessions.sources import NO_DOCUMENT, document_of, with_field
 
-OWN_PATHS: Final = frozenset(
-    (b"/capabilities", b"/capabilities/events", b"/capabilities/refresh", b"/metrics", b"/healthz", b"/readyz")
-)
-OWN_TREE: Final = b"/sidecar/"
 _CONTINUED: Final = frozenset((b"via", b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"x-request-id"))
 """Fields that the sidecar continues; one that Connection names was meant for this hop, and begins anew."""
 _ROUTE_KEYS: Final = frozenset(fields.ROUTE_KEYS)
-_SEEN_BY_OWN_PAGES: Final = frozenset((b"accept", b"last-event-id"))
-_SEEN_BYTES: Final = 1024
-_PAGE: Final = re.compile(rb"%b[A-Za-z0-9._-]{0,64}" % OWN_TREE)
-_METHODS_OF_OWN_PAGES: Final = frozenset((b"GET", b"HEAD", b"POST"))
-OPEN_PATH: Final = b"/healthz"
-"""Needs no client token: it says only that the process lives."""
-
-ROUTES: Final = {
-    b"/v1/chat/completions": "chat_completions",
-    b"/v1/responses": "responses",
-    b"/v1/runs": "runs",
-    b"/v1/models": "models",
-    b"/v1/capabilities": "capabilities",
-    b"/health": "health",
-}
-FAMILIES: Final = ("sessions", "skills", "memory", "config", "jobs")
-ROUTE_NAMES: Final = (*ROUTES.values(), *FAMILIES, "dashboard", "own", "other", "none")
-"""Every value that `route` can have."""
-_FAMILY_PATH: Final = re.compile(rb"/api/(?:%b)(?:/|$)" % "|".join(FAMILIES).encode())
-_FAMILY: Final = re.compile(rb"/(?:api|v1)/(%b)(?:/|$)" % "|".join(FAMILIES).encode())
-
 _BODY_ROUTES: Final = ("chat_completions", "responses", "runs")
 SAFE_METHODS: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _ABSOLUTE_FORM: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
@@ -59,35 +46,8 @@ _ABSOLUTE_FORM: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 _ID_PREFIX: Final = os.urandom(6).hex().encode()
 _id_counter = itertools.count(1)
 
-
-Destination = Literal["gateway", "dashboard", "own"]
-"""Who answers a request: the gateway, the dashboard, or the sidecar's own pages."""
-
-
 Listener = Literal["all", "relay", "admin"]
 """Where a client came in: own pages stand beside the relay, nowhere, or alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardRules:
-    """The second upstream: its Host, what stands before its targets, and the prefix that opens all of it."""
-
-    netloc: bytes
-    prefix: bytes = b""
-    mount: bytes = b""
-    token: bytes | None = field(default=None, repr=False)
-    """For requests to its families, and for nobody else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Families:
-    """Where the enhanced families are served, as far as it is known."""
-
-    is_known: bool = False
-    filled: frozenset[str] = frozenset()
-    """Served by the dashboard, since the gateway lacks them."""
-    missing: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Lacking on this backend: message and hint for the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +63,7 @@ class Rules:
     credentials: CredentialPolicy
     body_limit_bytes: int = 1_048_576
     """Longest body that is read for a session's sake."""
-    families: Families = Families()
+    families: Families = field(default_factory=Families)
     dashboard: DashboardRules | None = None
     watched_names: frozenset[bytes] = field(init=False)
 
@@ -285,16 +245,21 @@ def admit(
             raise faults.expectation_failed()
         request.expects_continue = request.body != 0
     if request.is_own:
-        request.head = _own_page_head(method, path, request.request_id, passing)
+        request.head = own_page_head(method, path, request.request_id, passing)
         return
     if client.namespace:
         check_scope(path, client.namespace)
-    if request.route in rules.families.missing and _FAMILY_PATH.match(path):
+    if request.route in rules.families.missing and is_family_path(path):
         raise faults.capability_unavailable(*rules.families.missing[request.route])
     if request.destination == "dashboard":
-        assert rules.dashboard is not None
-        netloc = rules.dashboard.netloc
-        target = _dashboard_target(request, target, rules.dashboard, watched, passing, added, rules.credentials)
+        dashboard = rules.dashboard
+        assert dashboard is not None
+        netloc = dashboard.netloc
+        if request.route == "dashboard":
+            target = mounted_target(target, dashboard, authorization, added, rules.credentials)
+        else:
+            request.dashboard_token = dashboard.token
+            target = family_target(request.route, target, dashboard, passing, added)
     else:
         netloc = rules.gateway_netloc
         decision = _decide(request, watched, rules, client.namespace, body, newest)
@@ -315,6 +280,60 @@ def admit(
     start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, netloc)
     request.head_start = start + fields.joined(upstream_fields)
     request.head = request.head_start + _head_end(request, has_length=b"content-length" in watched)
+
+
+def _framing(minor: int, watched: Watched) -> int | Fault:
+    lengths, codings = fields.values(watched, b"content-length"), fields.values(watched, b"transfer-encoding")
+    if not lengths and not codings:
+        return 0
+    try:
+        return wire.request_body(minor, lengths, codings)
+    except WireError as error:
+        return faults.invalid_request(str(error))
+
+
+def _origin_form(method: bytes, target: bytes) -> tuple[bytes | None, bytes]:
+    """The authority of an absolute-form target, if it is one, and the target in origin form, otherwise untouched."""
+    if method == b"CONNECT":
+        raise faults.invalid_request("it asks for a tunnel")
+    if target[:1] == b"/" or (target == b"*" and method == b"OPTIONS"):
+        return None, target
+    match = _ABSOLUTE_FORM.fullmatch(target)
+    if match is None:
+        raise faults.invalid_request("its target is neither a path nor an http URL")
+    authority, rest = match.groups()
+    return authority, rest if rest[:1] == b"/" else b"/" + rest
+
+
+def _set_destination(request: Request, path: bytes, rules: Rules) -> None:
+    """Whose path it is, and what that asks for."""
+    if request.listener == "admin" or (request.listener == "all" and is_own_path(path)):
+        request.destination, request.route = "own", "own"
+        return
+    if rules.dashboard is not None and is_mounted(path, rules.dashboard.mount):
+        request.destination, request.route = "dashboard", "dashboard"
+        return
+    request.destination, request.route = "gateway", route_of(path)
+    if request.route in FAMILIES and is_family_path(path):
+        request.waits_for_probe = not rules.families.is_known
+        if request.route in rules.families.filled:
+            request.destination = "dashboard"
+
+
+def _upgrade_fields(request: Request, options: frozenset[bytes], watched: Watched, minor: int) -> Fields:
+    """The one upgrade that may cross."""
+    added: Fields = []
+    if b"upgrade" in options and minor >= 1 and request.method == b"GET" and request.body == 0:
+        protocols = fields.list_members(fields.values(watched, b"upgrade"))
+        if protocols == [b"websocket"]:  # h2c must not cross: it would carry requests past every rule here
+            request.is_upgrade = True
+            added += ((b"Connection", b"Upgrade"), (b"Upgrade", b"websocket"))
+    return added
+
+
+def new_request_id() -> bytes:
+    """Unique among all sidecars."""
+    return b"%b%012x" % (_ID_PREFIX, next(_id_counter))
 
 
 def _decide(
@@ -348,91 +367,6 @@ def _decide(
     return decision
 
 
-def _set_destination(request: Request, path: bytes, rules: Rules) -> None:
-    is_own_path = path in OWN_PATHS or path.startswith(OWN_TREE)
-    if request.listener == "admin" or (is_own_path and request.listener == "all"):
-        request.destination, request.route = "own", "own"
-        return
-    mount = rules.dashboard.mount if rules.dashboard else b""
-    if mount and (path == mount or path.startswith(mount + b"/")):
-        request.destination, request.route = "dashboard", "dashboard"
-        return
-    request.destination, request.route = "gateway", route_of(path)
-    if request.route in FAMILIES and _FAMILY_PATH.match(path):
-        request.waits_for_probe = not rules.families.is_known
-        if request.route in rules.families.filled:
-            request.destination = "dashboard"
-
-
-def _dashboard_target(
-    request: Request,
-    target: bytes,
-    dashboard: DashboardRules,
-    watched: Watched,
-    passing: Fields,
-    added: Fields,
-    credentials: CredentialPolicy,
-) -> bytes:
-    """The target at the dashboard. Adds its token for a family, and keeps the gateway's key and cookies away."""
-    if request.route == "dashboard":  # the whole of it: its page brings its own token
-        added.append((b"X-Forwarded-Prefix", dashboard.mount))
-        added += credentials.to_dashboard(watched.get(b"authorization", []))
-        rest = target[len(dashboard.mount) :]
-        return dashboard.prefix + (rest if rest[:1] == b"/" else b"/" + rest)
-    passing[:] = [line for line in passing if line[0].lower() not in (b"cookie", b"x-hermes-session-token")]
-    request.dashboard_token = dashboard.token
-    if dashboard.token is not None:
-        added.append((b"X-Hermes-Session-Token", dashboard.token))
-    if request.route == "jobs":
-        target = b"/api/cron/jobs" + target[len(b"/api/jobs") :]
-    return dashboard.prefix + target
-
-
-def _own_page_head(method: bytes, path: bytes, request_id: bytes, passing: Fields) -> bytes:
-    """What an own page gets to see: enough to answer, and nothing that could leak or be too much for its server.
-
-    Cookies of other programs on this host come along with every browser request. Queries and bodies mean nothing here.
-    """
-    kept = [line for line in passing if line[0].lower() in _SEEN_BY_OWN_PAGES and len(line[1]) <= _SEEN_BYTES]
-    lines = [(b"Host", b"sidecar"), (b"X-Request-Id", request_id[:_SEEN_BYTES]), *kept]
-    if path not in OWN_PATHS and _PAGE.fullmatch(path) is None:
-        path = OWN_TREE + b"no-such-page"
-    asked = method if method in _METHODS_OF_OWN_PAGES else b"PUT"  # any that none of them knows
-    return b"%b %b HTTP/1.1\r\n" % (asked, path) + fields.joined(lines) + b"\r\n"
-
-
-def route_of(path: bytes) -> str:
-    """The name of what a path asks the gateway for: one of a closed list."""
-    route = ROUTES.get(path)
-    if route is not None:
-        return route
-    family = _FAMILY.match(path)
-    return family[1].decode() if family else "other"
-
-
-def _framing(minor: int, watched: Watched) -> int | Fault:
-    lengths, codings = fields.values(watched, b"content-length"), fields.values(watched, b"transfer-encoding")
-    if not lengths and not codings:
-        return 0
-    try:
-        return wire.request_body(minor, lengths, codings)
-    except WireError as error:
-        return faults.invalid_request(str(error))
-
-
-def _origin_form(method: bytes, target: bytes) -> tuple[bytes | None, bytes]:
-    """The authority of an absolute-form target, if it is one, and the target in origin form, otherwise untouched."""
-    if method == b"CONNECT":
-        raise faults.invalid_request("it asks for a tunnel")
-    if target[:1] == b"/" or (target == b"*" and method == b"OPTIONS"):
-        return None, target
-    match = _ABSOLUTE_FORM.fullmatch(target)
-    if match is None:
-        raise faults.invalid_request("its target is neither a path nor an http URL")
-    authority, rest = match.groups()
-    return authority, rest if rest[:1] == b"/" else b"/" + rest
-
-
 def _head_end(request: Request, *, has_length: bool) -> bytes:
     """The framing, written anew from what was understood, and the id where it is ours."""
     if request.new_body is not None:
@@ -444,19 +378,3 @@ def _head_end(request: Request, *, has_length: bool) -> bytes:
     if request.has_own_id:
         return framing + b"\r\n"
     return b"%bX-Request-Id: %b\r\n\r\n" % (framing, request.request_id)
-
-
-def _upgrade_fields(request: Request, options: frozenset[bytes], watched: Watched, minor: int) -> Fields:
-    """The one upgrade that may cross."""
-    added: Fields = []
-    if b"upgrade" in options and minor >= 1 and request.method == b"GET" and request.body == 0:
-        protocols = fields.list_members(fields.values(watched, b"upgrade"))
-        if protocols == [b"websocket"]:  # h2c must not cross: it would carry requests past every rule here
-            request.is_upgrade = True
-            added += ((b"Connection", b"Upgrade"), (b"Upgrade", b"websocket"))
-    return added
-
-
-def new_request_id() -> bytes:
-    """Unique among all sidecars."""
-    return b"%b%012x" % (_ID_PREFIX, next(_id_counter))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sidecar.capabilities.observed import Observed
-from sidecar.relay.admission import Destination, Request, Rules
+from sidecar.relay.admission import Request, Rules
+from sidecar.relay.destinations import Destination
 from sidecar.relay.familiar import FamiliarHeads
 from sidecar.relay.pool import Pool
 from sidecar.relay.stream import Gaps

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
-import pytest
 
+from tests.support import real_servers
 from tests.support.own_venv import free_port, own_venv
 
 VERSION = "0.19.0"
 _START_LIMIT_S = 45.0
-_STOP_LIMIT_S = 15.0
 
 
 class HermesAgent:
@@ -41,11 +40,8 @@ class HermesAgent:
         _write_home(home, port, key, model_url, config or {})
         process = await _started(home, "output.log", "gateway", "run", "-v")
         agent = cls(process, home, f"http://127.0.0.1:{port}", key)
-        try:
-            await agent._wait_until_up()
-        except BaseException:
-            await agent.stop()
-            raise
+        log = home / "output.log"
+        await real_servers.wait_until_up("hermes gateway run", process, agent._answers, log=log, limit_s=_START_LIMIT_S)
         return agent
 
     async def __aenter__(self) -> Self:
@@ -63,7 +59,7 @@ class HermesAgent:
         return (self._home / "output.log").read_text(errors="replace")
 
     async def stop(self) -> None:
-        await _ended(self._process)
+        await real_servers.stop(self._process)
 
     # Reading what it stored
 
@@ -83,22 +79,9 @@ class HermesAgent:
         messages: list[dict[str, Any]] = document["data"]
         return messages
 
-    async def _wait_until_up(self) -> None:
-        try:
-            async with asyncio.timeout(_START_LIMIT_S):
-                # Asked with the key: whoever else may have taken the port meanwhile does not know it.
-                while not await self._answers("/v1/models"):
-                    if self._process.returncode is not None:
-                        pytest.fail(f"hermes gateway run ended with {self._process.returncode}:\n{self.log[-4000:]}")
-                    await asyncio.sleep(0.1)  # another process: it can only be asked again
-        except TimeoutError:
-            pytest.fail(f"hermes gateway run was not up after {_START_LIMIT_S:g} s:\n{self.log[-4000:]}")
-
-    async def _answers(self, path: str) -> bool:
-        try:
-            status, _ = await self.get(path)
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+    async def _answers(self) -> bool:
+        # Asked with the key: whoever else may have taken the port meanwhile does not know it.
+        status, _ = await self.get("/v1/models")
         return status == 200
 
 
@@ -117,11 +100,10 @@ class HermesDashboard:
         port = port or free_port()
         process = await _started(home, "dashboard.log", "dashboard", "--no-open", "--skip-build", "--port", str(port))
         dashboard = cls(process, home, port)
-        try:
-            await dashboard._wait_until_up()
-        except BaseException:
-            await dashboard.stop()
-            raise
+        log = home / "dashboard.log"
+        await real_servers.wait_until_up(
+            "hermes dashboard", process, dashboard._has_token, log=log, limit_s=_START_LIMIT_S
+        )
         return dashboard
 
     async def __aenter__(self) -> Self:
@@ -131,7 +113,7 @@ class HermesDashboard:
         await self.stop()
 
     async def stop(self) -> None:
-        await _ended(self._process)
+        await real_servers.stop(self._process)
 
     async def restart(self) -> None:
         """A new process on the same port: the token that it handed out before is worth nothing then."""
@@ -146,25 +128,8 @@ class HermesDashboard:
             page = await answer.text()
         return page.partition('__HERMES_SESSION_TOKEN__="')[2].partition('"')[0]
 
-    async def _wait_until_up(self) -> None:
-        try:
-            async with asyncio.timeout(_START_LIMIT_S):
-                while not await self._has_token():
-                    if self._process.returncode is not None:
-                        pytest.fail(f"hermes dashboard ended with {self._process.returncode}:\n{self._log[-4000:]}")
-                    await asyncio.sleep(0.1)  # another process: it can only be asked again
-        except TimeoutError:
-            pytest.fail(f"hermes dashboard was not up after {_START_LIMIT_S:g} s:\n{self._log[-4000:]}")
-
     async def _has_token(self) -> bool:
-        try:
-            return bool(await self.token())
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-
-    @property
-    def _log(self) -> str:
-        return (self._home / "dashboard.log").read_text(errors="replace")
+        return bool(await self.token())
 
 
 async def _started(home: Path, log: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -180,18 +145,6 @@ async def _started(home: Path, log: str, *arguments: str) -> asyncio.subprocess.
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(_STOP_LIMIT_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def _write_home(home: Path, port: int, key: str, model_url: str, config: Mapping[str, object]) -> None:

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Self
 
 import aiohttp
-import pytest
 
+from tests.support import real_servers
 from tests.support.own_venv import free_port, own_venv
 
 VERSION = "1.108.7"
 MODEL = "mocked"
 ANSWER = "This answer was made without a model."
 _START_LIMIT_S = 90.0
-_STOP_LIMIT_S = 15.0
 
 
 class LiteLlm:
@@ -64,11 +63,8 @@ class LiteLlm:
                 stderr=subprocess.STDOUT,
             )
         proxy = cls(process, home, f"http://127.0.0.1:{port}", key)
-        try:
-            await proxy._wait_until_up()
-        except BaseException:
-            await proxy.stop()
-            raise
+        log = home / "output.log"
+        await real_servers.wait_until_up("litellm", process, proxy._lists_models, log=log, limit_s=_START_LIMIT_S)
         return proxy
 
     async def __aenter__(self) -> Self:
@@ -82,34 +78,13 @@ class LiteLlm:
         return (self._home / "output.log").read_text(errors="replace")
 
     async def stop(self) -> None:
-        if self._process.returncode is not None:
-            return
-        self._process.terminate()
-        try:
-            async with asyncio.timeout(_STOP_LIMIT_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    async def _wait_until_up(self) -> None:
-        try:
-            async with asyncio.timeout(_START_LIMIT_S):
-                while not await self._lists_models():
-                    if self._process.returncode is not None:
-                        pytest.fail(f"litellm ended with {self._process.returncode}:\n{self.log[-4000:]}")
-                    await asyncio.sleep(0.2)  # another process: it can only be asked again
-        except TimeoutError:
-            pytest.fail(f"litellm was not up after {_START_LIMIT_S:g} s:\n{self.log[-4000:]}")
+        await real_servers.stop(self._process)
 
     async def _lists_models(self) -> bool:
         headers = {"Authorization": f"Bearer {self.key}"}
         timeout = aiohttp.ClientTimeout(total=10)
-        try:
-            async with (
-                aiohttp.ClientSession(headers=headers, timeout=timeout) as client,
-                client.get(f"{self.url}/v1/models") as answer,
-            ):
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as client,
+            client.get(f"{self.url}/v1/models") as answer,
+        ):
+            return answer.status == 200

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.faults import Fault
-from sidecar.relay.admission import DashboardRules, Families, Request, Rules, admit, route_of
+from sidecar.relay.admission import Request, Rules, admit
+from sidecar.relay.destinations import DashboardRules, Families
+from sidecar.relay.routes import route_of
 from sidecar.relay.wire import CHUNKED, Field, Fields, RequestHead, parse_request_head
 from tests.unit.grammar import TARGETS, TOKENS, VALUES, VISIBLE, bytes_of, nominated
 from tests.unit.policies import rules_of

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar import config, faults
 from sidecar.capabilities.model import CORE, ENHANCED, STATUSES
-from sidecar.relay.admission import ROUTE_NAMES
+from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.telemetry.cells import METHODS, OUTCOMES, STREAM_ENDS, UPSTREAM_ERRORS
 from sidecar.telemetry.exchanges import ExchangeRecord, line_of
 from sidecar.telemetry.metrics import PROBE_FAILURES, Metrics

@@ -15,7 +15,7 @@ from sidecar import cli, config, faults
 from sidecar.capabilities.model import CORE, ENHANCED, STATUSES, Picture
 from sidecar.capabilities.report import document
 from sidecar.faults import Fault, FaultCode
-from sidecar.relay.admission import OWN_PATHS, OWN_TREE
+from sidecar.relay.destinations import OWN_PATHS, OWN_TREE
 from sidecar.telemetry.exchanges import End
 from tests.support.documents import ROOT, pages, rows_of, text_of
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.faults import Fault, FaultCode
-from sidecar.relay.admission import ROUTE_NAMES
+from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.telemetry import logs
 from sidecar.telemetry.exchanges import End, ExchangeRecord, json_of, line_of
 

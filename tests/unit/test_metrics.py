@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from sidecar import __version__, faults
 from sidecar.capabilities.model import CORE, ENHANCED, STATUSES, Cause, Finding, GatewayFacts, Picture
 from sidecar.faults import Fault, FaultCode
-from sidecar.relay.admission import ROUTE_NAMES
+from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.telemetry.cells import METHODS, OUTCOMES, STREAM_ENDS, UPSTREAM_ERRORS, Histogram
 from sidecar.telemetry.exchanges import End, ExchangeRecord
 from sidecar.telemetry.metrics import PROBE_FAILURES, Activity, Metrics
