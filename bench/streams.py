@@ -83,7 +83,8 @@ class Stream(asyncio.Protocol):
         for future in (self.began, self.ended):
             if not future.done():
                 future.set_exception(BenchFailure(why))
-            future.exception()  # read here, so that nobody complains about the one that was not waited for
+            if not future.cancelled():
+                future.exception()  # read here, so that nobody complains about the one that was not waited for
 
 
 async def paced(port: int, streams: int, shape: Shape, key: str) -> Delays:
