@@ -245,9 +245,13 @@ def tcp_connector(host: str, port: int, tls: ssl.SSLContext | None) -> Connector
             except UnicodeError as exc:  # not every resolver's refusal of a name is an OSError
                 raise socket.gaierror(socket.EAI_NONAME, "not a host name") from exc
             sock = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=_NEXT_ADDRESS_S)
-            _, upstream = await loop.create_connection(
-                factory, sock=sock, ssl=tls, server_hostname=host if tls else None
-            )
+            try:
+                _, upstream = await loop.create_connection(
+                    factory, sock=sock, ssl=tls, server_hostname=host if tls else None
+                )
+            except BaseException:  # also where whoever waited for it has left
+                sock.close()
+                raise
         keep_tcp_alive(upstream.transport.get_extra_info("socket"))
         return upstream
 

@@ -42,8 +42,13 @@ def connector(runner: web.AppRunner) -> Connector:
             end.setblocking(False)
         server = runner.server
         assert server is not None
-        await loop.connect_accepted_socket(server, theirs)
-        _, upstream = await loop.create_connection(factory, sock=ours)
+        try:
+            await loop.connect_accepted_socket(server, theirs)
+            _, upstream = await loop.create_connection(factory, sock=ours)
+        except BaseException:  # also where whoever waited for the page has left
+            ours.close()
+            theirs.close()
+            raise
         return upstream
 
     return open_connection
