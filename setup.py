@@ -34,6 +34,7 @@ COMPILED = (
     "relay/handler",
     "relay/pool",
     "relay/preparation",
+    "relay/request",
     "relay/routes",
     "relay/shared",
     "relay/silence",

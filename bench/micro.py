@@ -26,8 +26,9 @@ from bench.fakes import Bare
 from sidecar.capabilities.model import Picture
 from sidecar.config import from_mapping
 from sidecar.relay import answers, fields
-from sidecar.relay.admission import Request, admit
+from sidecar.relay.admission import admit
 from sidecar.relay.answer_heads import read_answer_head
+from sidecar.relay.request import Request
 from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.relay.stream import PayloadObserver, StreamObserver
 from sidecar.relay.wire import parse_request_head

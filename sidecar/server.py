@@ -13,8 +13,8 @@ from sidecar import sockets
 from sidecar.app import App, build
 from sidecar.capabilities.model import Picture
 from sidecar.config import Settings
-from sidecar.relay.admission import Listener
 from sidecar.relay.downstream import Downstream
+from sidecar.relay.request import Listener
 from sidecar.supervisor import Place
 from sidecar.telemetry import logs
 from sidecar.telemetry.exchanges import Sink

@@ -6,12 +6,10 @@ what its answer must carry (CORS fields for an allowed page, the client's route 
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from sidecar import faults
 from sidecar.faults import Fault
@@ -22,7 +20,6 @@ from sidecar.relay import fields, wire
 from sidecar.relay.destinations import (
     OPEN_PATH,
     DashboardRules,
-    Destination,
     Families,
     family_target,
     is_mounted,
@@ -31,8 +28,9 @@ from sidecar.relay.destinations import (
     own_page_head,
 )
 from sidecar.relay.fields import Watched
+from sidecar.relay.request import Request, head_end, new_request_id
 from sidecar.relay.routes import FAMILIES, is_family_path, route_of
-from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, WireError
+from sidecar.relay.wire import Fields, RequestHead, WireError
 from sidecar.sessions.mapping import Decision, MappingPolicy, decide, injection
 from sidecar.sessions.sources import NO_DOCUMENT, document_of, with_field
 
@@ -42,12 +40,6 @@ _ROUTE_KEYS: Final = frozenset(fields.ROUTE_KEYS)
 _BODY_ROUTES: Final = ("chat_completions", "responses", "runs")
 SAFE_METHODS: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _ABSOLUTE_FORM: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
-
-_ID_PREFIX: Final = os.urandom(6).hex().encode()
-_id_counter = itertools.count(1)
-
-Listener = Literal["all", "relay", "admin"]
-"""Where a client came in: own pages stand beside the relay, nowhere, or alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,125 +61,6 @@ class Rules:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "watched_names", fields.REQUEST_WATCHED | self.mapping.watched_names())
-
-
-class Request:
-    """A request as far as it has been admitted."""
-
-    __slots__ = (
-        "answer_fields",
-        "answer_lines",
-        "body",
-        "cors",
-        "credentials",
-        "dashboard_token",
-        "destination",
-        "expects_continue",
-        "forwarded_keys",
-        "has_own_id",
-        "head",
-        "head_start",
-        "is_derived",
-        "is_http_1_0",
-        "is_preflight",
-        "is_safe",
-        "is_unread",
-        "is_upgrade",
-        "listener",
-        "method",
-        "new_body",
-        "request_id",
-        "route",
-        "sent_id",
-        "session_id",
-        "source",
-        "traceparent",
-        "waits_for_probe",
-        "wants_body",
-        "wants_close",
-    )
-
-    def __init__(self, method: bytes, minor: int = 1, listener: Listener = "all") -> None:
-        """`minor` is the 0 or 1 of its HTTP/1.0 or HTTP/1.1."""
-        self.listener: Listener = listener
-        self.method = method
-        self.is_http_1_0 = minor == 0
-        self.wants_close = self.is_http_1_0
-        self.body = UNTIL_CLOSE
-        """A length in bytes, or CHUNKED; UNTIL_CLOSE while it is not known."""
-        self.destination: Destination = "gateway"
-        self.waits_for_probe = False
-        """It asks for a family, and nobody knows yet who serves it."""
-        self.is_safe = False
-        """It may be sent a second time (RFC 9110, 9.2.1) and has no body."""
-        self.is_upgrade = False
-        self.is_preflight = False
-        self.expects_continue = False
-        self.credentials: Fields = []
-        """What the gateway is shown."""
-        self.dashboard_token: bytes | None = None
-        self.cors: tuple[Field, ...] = ()
-        """What the answer tells a browser; empty for programs."""
-        self.forwarded_keys: list[bytes] = []
-        """The route key as the gateway got it, which may echo it."""
-        self.answer_fields: Fields = []
-        """What the answer gives back to the client."""
-        self.answer_lines = b""
-        """The same, as they stand in a head."""
-        self.sent_id: bytes | None = None
-        """The id that goes upstream, which is the session's newest."""
-        self.is_derived = False
-        self.wants_body = False
-        """The session depends on the body, which has not been read."""
-        self.is_unread = False
-        """Its body might have named the session, but was too long or of another kind."""
-        self.new_body: bytes | None = None
-        """What takes the body's place."""
-        self.source = "none"
-        """Where the session id came from."""
-        self.session_id: bytes | None = None
-        self.route = "none"
-        """What is asked for, from a closed list: logs and metrics never see a path."""
-        self.request_id = b""
-        self.has_own_id = False
-        """Its id is the client's."""
-        self.traceparent: bytes | None = None
-        """The client's own, which passes on and stands in the log line. Source: W3C, Trace Context."""
-        self.head = b""
-        """The head as the upstream gets it."""
-        self.head_start = b""
-        """Of that, what does not differ between two requests that are alike: all but its length and its id."""
-
-    def again(self, body: int) -> Request:
-        """Another request like this one, which went to the gateway: its body may be of another length."""
-        twin = Request(self.method, 0 if self.is_http_1_0 else 1, self.listener)
-        twin.wants_close = self.wants_close
-        twin.body = body
-        twin.is_safe = self.is_safe
-        twin.credentials = self.credentials
-        twin.cors = self.cors
-        twin.forwarded_keys = self.forwarded_keys
-        twin.answer_fields = self.answer_fields
-        twin.answer_lines = self.answer_lines
-        twin.sent_id = self.sent_id
-        twin.is_derived = self.is_derived
-        twin.source = self.source
-        twin.session_id = self.session_id
-        twin.route = self.route
-        twin.traceparent = self.traceparent
-        twin.request_id = new_request_id()
-        twin.head_start = self.head_start
-        twin.head = self.head_start + _head_end(twin, has_length=body > 0)
-        return twin
-
-    @property
-    def may_rotate(self) -> bool:
-        """Whether its answer can tell that its session goes on under another id: only the chat route's does."""
-        return self.route == "chat_completions"
-
-    @property
-    def is_own(self) -> bool:
-        return self.destination == "own"
 
 
 def admit(
@@ -279,7 +152,7 @@ def admit(
     upstream_fields = fields.to_upstream(passing, watched, options, added, peer=peer)
     start = b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method, target, netloc)
     request.head_start = start + fields.joined(upstream_fields)
-    request.head = request.head_start + _head_end(request, has_length=b"content-length" in watched)
+    request.head = request.head_start + head_end(request, has_length=b"content-length" in watched)
 
 
 def _framing(minor: int, watched: Watched) -> int | Fault:
@@ -331,11 +204,6 @@ def _upgrade_fields(request: Request, options: frozenset[bytes], watched: Watche
     return added
 
 
-def new_request_id() -> bytes:
-    """Unique among all sidecars."""
-    return b"%b%012x" % (_ID_PREFIX, next(_id_counter))
-
-
 def _decide(
     request: Request,
     watched: Watched,
@@ -365,16 +233,3 @@ def _decide(
         if field_and_id is not None:
             request.new_body = with_field(body, *field_and_id)
     return decision
-
-
-def _head_end(request: Request, *, has_length: bool) -> bytes:
-    """The framing, written anew from what was understood, and the id where it is ours."""
-    if request.new_body is not None:
-        framing = b"Content-Length: %d\r\n" % len(request.new_body)
-    elif request.body == CHUNKED:
-        framing = b"Transfer-Encoding: chunked\r\n"
-    else:
-        framing = b"Content-Length: %d\r\n" % request.body if has_length else b""
-    if request.has_own_id:
-        return framing + b"\r\n"
-    return b"%bX-Request-Id: %b\r\n\r\n" % (framing, request.request_id)

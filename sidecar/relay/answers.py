@@ -8,8 +8,8 @@ from email.utils import formatdate
 from sidecar.faults import REASON_PHRASES, Fault, FaultCode
 from sidecar.guard.hosts import vary_on_origin
 from sidecar.relay import fields
-from sidecar.relay.admission import Request
 from sidecar.relay.answer_heads import AnswerHead
+from sidecar.relay.request import Request
 from sidecar.relay.wire import CHUNKED, Field, Fields
 from sidecar.sessions.mapping import SIDECAR_SESSION
 

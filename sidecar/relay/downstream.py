@@ -14,10 +14,10 @@ from typing import Final, cast
 
 from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
 from sidecar.relay import answers
-from sidecar.relay.admission import Listener
 from sidecar.relay.handler import Exchange
 from sidecar.relay.leaving import LeaveWatch
 from sidecar.relay.pool import keep_tcp_alive
+from sidecar.relay.request import Listener
 from sidecar.relay.shared import Relay
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, ChunkedBody, WireError
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sidecar.relay.admission import Listener, Request, Rules
+from sidecar.relay.admission import Rules
+from sidecar.relay.request import Listener, Request
 from sidecar.relay.wire import CHUNKED, NO_LENGTH, split_length
 
 _MOST: Final = 256

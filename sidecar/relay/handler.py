@@ -18,9 +18,10 @@ from sidecar import faults
 from sidecar.capabilities.observed import has_image_part
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers, preparation, wire
-from sidecar.relay.admission import Listener, Request, admit
+from sidecar.relay.admission import admit
 from sidecar.relay.answer_heads import AnswerHead
 from sidecar.relay.preparation import HeldBody
+from sidecar.relay.request import Listener, Request
 from sidecar.relay.shared import Client, Relay
 from sidecar.relay.silence import SilenceWatch
 from sidecar.relay.stream import PayloadObserver, StreamObserver

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sidecar.capabilities.observed import Observed
-from sidecar.relay.admission import Request, Rules
+from sidecar.relay.admission import Rules
 from sidecar.relay.destinations import Destination
 from sidecar.relay.familiar import FamiliarHeads
 from sidecar.relay.pool import Pool
+from sidecar.relay.request import Request
 from sidecar.relay.stream import Gaps
 from sidecar.relay.wire import Fields
 from sidecar.sessions.lineage import Lineage

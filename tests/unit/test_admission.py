@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.faults import Fault
-from sidecar.relay.admission import Request, Rules, admit
+from sidecar.relay.admission import Rules, admit
 from sidecar.relay.destinations import DashboardRules, Families
+from sidecar.relay.request import Request
 from sidecar.relay.routes import route_of
 from sidecar.relay.wire import CHUNKED, Field, Fields, RequestHead, parse_request_head
 from tests.unit.grammar import TARGETS, TOKENS, VALUES, VISIBLE, bytes_of, nominated

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sidecar import faults
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers
-from sidecar.relay.admission import Request, admit
+from sidecar.relay.admission import admit
 from sidecar.relay.answer_heads import read_answer_head
+from sidecar.relay.request import Request
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields, RequestHead, parse_response_head
 from tests.unit.policies import rules_of
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from sidecar.faults import Fault
 from sidecar.relay import wire
-from sidecar.relay.admission import Request, Rules, admit
+from sidecar.relay.admission import Rules, admit
 from sidecar.relay.answer_heads import AnswerHead, FamiliarAnswers, read_answer_head
 from sidecar.relay.familiar import FamiliarHeads
+from sidecar.relay.request import Request
 from sidecar.relay.wire import NO_LENGTH, WireError, split_length
 from tests.unit.policies import rules_of
 from tests.unit.test_guard_fuzz import blocks, rules

@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "relay/answers",
             "relay/destinations",
             "relay/familiar",
+            "relay/request",
             "relay/routes",
             "relay/stream",
             "sessions",

@@ -7,8 +7,9 @@ import hashlib
 import pytest
 
 from sidecar.relay import answers
-from sidecar.relay.admission import Request, admit
+from sidecar.relay.admission import admit
 from sidecar.relay.answer_heads import read_answer_head
+from sidecar.relay.request import Request
 from sidecar.relay.wire import parse_request_head
 from tests.unit.policies import rules_of
 

@@ -13,8 +13,9 @@ from sidecar.faults import Fault
 from sidecar.guard.credentials import CredentialPolicy
 from sidecar.guard.hosts import DoorPolicy
 from sidecar.relay import wire
-from sidecar.relay.admission import Request, Rules, admit
+from sidecar.relay.admission import Rules, admit
 from sidecar.relay.fields import HOP_BY_HOP
+from sidecar.relay.request import Request
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, RequestHead, WireError
 from sidecar.sessions.mapping import MappingPolicy
 from sidecar.sessions.sources import HeaderSource
