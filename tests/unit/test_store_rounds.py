@@ -86,7 +86,7 @@ async def test_what_waits_meanwhile_goes_into_the_next_round_together() -> None:
 
 async def test_round_has_an_upper_size() -> None:
     medium = ScriptedMedium()
-    store = RoundsStore(medium, limit_s=30.0)  # two thousand tasks begin at once: on a busy machine that alone takes long
+    store = RoundsStore(medium, limit_s=30.0)  # to begin two thousand tasks takes long on a busy machine
 
     await asyncio.gather(*(store.remember(b"%d" % number, b"tip") for number in range(ROUND_AT_MOST * 2 + 1)))
 
