@@ -15,6 +15,7 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _METHOD_NAMES: Final = {name.encode(): name for name in METHODS}
 _CODES: Final = ("none", *["other"] * 99, *map(str, range(100, 600)))
 """By status; 0 is an exchange without an answer."""
+_OTHER_STATUS: Final = 1
 STREAM_ENDS: Final = tuple(end for end in get_args(End) if end != "refused")
 OUTCOMES: Final = ("mapped", "derived", "followed", "none", "unread", "refused")
 UPSTREAM_ERRORS: Final = ("unreachable", "protocol_error", "timeout", "broke")
@@ -52,17 +53,35 @@ class Histogram:
         return out
 
 
+class _Count:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Kind(_Count):
+    """Exchanges that the counter of requests does not tell apart, and where their times go."""
+
+    __slots__ = ("durations", "first_bytes")
+
+    def __init__(self, durations: Histogram, first_bytes: Histogram) -> None:
+        super().__init__()
+        self.durations = durations
+        self.first_bytes = first_bytes
+
+
 class Cells:
     """What ended exchanges add up to."""
 
     __slots__ = (
+        "_kinds",
+        "_mappings",
         "durations",
         "first_bytes",
         "first_token",
         "gaps",
-        "mappings",
         "received_bytes",
-        "requests",
         "sent_bytes",
         "stream_ends",
         "tokens",
@@ -72,8 +91,8 @@ class Cells:
     def __init__(self, routes: Iterable[str], sources: Iterable[str]) -> None:
         """`routes` and `sources` are the closed lists of label values; both are shown from the start."""
         routes = tuple(routes)
-        self.requests: dict[tuple[str, str, str], int] = {}
-        """By route, method and status."""
+        self._kinds: dict[tuple[str, bytes, int], _Kind] = {}
+        """By route, method and status; each of them known, or the one that stands for the others."""
         self.durations = {route: Histogram(TURN_S) for route in routes}
         self.first_bytes = {route: Histogram(TURN_S) for route in routes}
         self.first_token = Histogram(TURN_S)
@@ -84,18 +103,15 @@ class Cells:
         """Of answers, which went downstream."""
         self.stream_ends: dict[str, int] = dict.fromkeys(STREAM_ENDS, 0)
         self.upstream_errors: dict[str, int] = dict.fromkeys(UPSTREAM_ERRORS, 0)
-        self.mappings: dict[tuple[str, str], int] = {(source, "mapped"): 0 for source in sources}
-        """By source and outcome."""
+        self._mappings = {(source, "mapped"): _Count() for source in sources}
         self.tokens: dict[str, int] = {"prompt": 0, "completion": 0}
 
     def exchange_ended(self, record: ExchangeRecord) -> None:
-        route = record.route if record.route in self.durations else "other"
-        code = _CODES[record.status] if record.status < len(_CODES) else "other"
-        request = (route, _METHOD_NAMES.get(record.method, "other"), code)
-        self.requests[request] = self.requests.get(request, 0) + 1
-        self.durations[route].observe(record.duration_s)
+        kind = self._kinds.get((record.route, record.method, record.status)) or self._kind_of(record)
+        kind.count += 1
+        kind.durations.observe(record.duration_s)
         if record.first_byte_s is not None:
-            self.first_bytes[route].observe(record.first_byte_s)
+            kind.first_bytes.observe(record.first_byte_s)
         if record.destination != "own":
             self.sent_bytes += record.request_bytes
             self.received_bytes += record.answer_bytes
@@ -105,15 +121,41 @@ class Cells:
         if record.first_token_s is not None:
             self.first_token.observe(record.first_token_s)
         if record.usage:
-            for kind, count in record.usage.items():
-                self.tokens[kind] += count
+            for kind_of_token, tokens in record.usage.items():
+                self.tokens[kind_of_token] += tokens
         error = _upstream_error(record)
         if error is not None:
             self.upstream_errors[error] += 1
         outcome = _outcome(record)
         if outcome is not None:
-            mapping = (record.source, outcome)
-            self.mappings[mapping] = self.mappings.get(mapping, 0) + 1
+            mapping = self._mappings.get((record.source, outcome))
+            if mapping is None:
+                mapping = self._mappings[(record.source, outcome)] = _Count()
+            mapping.count += 1
+
+    def _kind_of(self, record: ExchangeRecord) -> _Kind:
+        route = record.route if record.route in self.durations else "other"
+        method = record.method if record.method in _METHOD_NAMES else b""
+        status = record.status if record.status < len(_CODES) else _OTHER_STATUS
+        key = (route, method, status)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind(self.durations[route], self.first_bytes[route])
+        return kind
+
+    @property
+    def requests(self) -> dict[tuple[str, str, str], int]:
+        """By route, method and status."""
+        found: dict[tuple[str, str, str], int] = {}
+        for (route, method, status), kind in self._kinds.items():
+            key = (route, _METHOD_NAMES.get(method, "other"), _CODES[status])
+            found[key] = found.get(key, 0) + kind.count
+        return found
+
+    @property
+    def mappings(self) -> dict[tuple[str, str], int]:
+        """By source and outcome."""
+        return {mapping: count.count for mapping, count in self._mappings.items()}
 
 
 def _upstream_error(record: ExchangeRecord) -> str | None:

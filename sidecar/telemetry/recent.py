@@ -5,8 +5,7 @@ Law: the number of conversations is bounded, and session ids leave only as the s
 
 from __future__ import annotations
 
-import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -36,14 +35,14 @@ class Recent:
     def __init__(self, at_most: int = AT_MOST) -> None:
         self._at_most = at_most
         self._by_session: OrderedDict[bytes, Conversation] = OrderedDict()
-        self.turns_by_source: Counter[str] = Counter()
+        self.turns_by_source: dict[str, int] = {}
         """All turns since the start, those without a conversation included."""
 
     def exchange_ended(self, record: ExchangeRecord) -> None:
         """Counts a turn that the gateway took; everything else is none."""
         if record.method != b"POST" or record.route not in _TURN_ROUTES or not 200 <= record.status <= 299:
             return
-        self.turns_by_source[record.source] += 1
+        self.turns_by_source[record.source] = self.turns_by_source.get(record.source, 0) + 1
         if record.session_id is None:
             return
         conversation = self._by_session.get(record.session_id)
@@ -54,7 +53,7 @@ class Recent:
         conversation.source = record.source
         conversation.turns += 1
         conversation.is_followed = record.is_followed
-        conversation.last_turn_at = time.time()
+        conversation.last_turn_at = record.ended_at
         if len(self._by_session) > self._at_most:
             self._by_session.popitem(last=False)
 
