@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # where pip builds, only install
 from sidecar import compiled
 
 COMPILED = (
+    "capabilities/asking",
     "capabilities/observed",
     "guard/credentials",
     "guard/hosts",
@@ -27,6 +28,7 @@ COMPILED = (
     "relay/admission",
     "relay/answer_heads",
     "relay/answers",
+    "relay/chunked",
     "relay/destinations",
     "relay/downstream",
     "relay/familiar",
@@ -34,12 +36,14 @@ COMPILED = (
     "relay/handler",
     "relay/pool",
     "relay/preparation",
+    "relay/repeats",
     "relay/request",
     "relay/routes",
     "relay/shared",
     "relay/silence",
     "relay/stream",
     "relay/upstream",
+    "relay/usage",
     "relay/wire",
     "sessions/lineage",
     "sessions/mapping",

@@ -115,9 +115,9 @@ class Bare:
         """The same without the observer."""
         chunked = self._upstream._chunked
         assert chunked is not None
-        saw, chunked._saw = chunked._saw, None
+        observer, chunked._observer = chunked._observer, None
         self._upstream.data_received(_EVENT_CHUNK)
-        chunked._saw = saw
+        chunked._observer = observer
 
     async def close(self) -> None:
         self._downstream.connection_lost(None)

@@ -14,7 +14,7 @@ from sidecar.capabilities.judgement import Answer, Failure
 from sidecar.faults import Fault
 from sidecar.relay.answer_heads import AnswerHead
 from sidecar.relay.pool import Pool
-from sidecar.relay.upstream import Upstream
+from sidecar.relay.upstream import Receiver, Upstream
 from sidecar.relay.wire import Fields
 
 _MOST_BYTES = 65536
@@ -47,8 +47,8 @@ async def ask(place: Place, path: str) -> Answer:
         question.leave()
 
 
-class _Question:
-    """One exchange of the sidecar's own; a receiver of `relay.upstream`."""
+class _Question(Receiver):
+    """One exchange of the sidecar's own."""
 
     def __init__(self, asked_at: float, path: str) -> None:
         self._asked_at = asked_at

@@ -1,20 +1,14 @@
 """Answers' heads, pure: what one says of its body, and what of it may cross.
 
-Law: an upstream repeats its heads, so one that was judged before is known again. A familiar head is, byte for byte, one
-that was judged, but for the digits of the one length that both have. Faults are never remembered.
+Law: an upstream repeats its heads, so one that was judged before is known again. Faults are never remembered.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from sidecar.relay import fields, wire
 from sidecar.relay.fields import Watched
-from sidecar.relay.wire import NO_LENGTH, UNTIL_CLOSE, Fields, split_length
-
-_MOST: Final = 256
-_LONGEST_BYTES: Final = 4096
-"""Longer heads are read anew each time: what is remembered must stay small."""
+from sidecar.relay.repeats import LONGEST_BYTES, MOST, NO_LENGTH, Shape, shape_of
+from sidecar.relay.wire import UNTIL_CLOSE, Fields
 
 
 class AnswerHead:
@@ -94,23 +88,35 @@ def read_answer_head(block: bytes) -> AnswerHead:
 class FamiliarAnswers:
     """The heads that one upstream answered with lately."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_latest", "_latest_shape")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bool], AnswerHead] = {}
+        self._known: dict[tuple[bytes, bytes], AnswerHead] = {}
+        self._latest: AnswerHead | None = None
+        self._latest_shape = Shape(b"\0", b"")
+
+    def latest(self, data: bytes) -> tuple[AnswerHead | None, int]:
+        """The head that `data` begins with, if it is alike the latest one, and where its body begins."""
+        end, length = self._latest_shape.begins(data)
+        latest = self._latest
+        if end < 0 or latest is None:
+            return None, -1
+        return (latest if length == NO_LENGTH else latest.again(length)), end
 
     def read(self, block: bytes) -> AnswerHead:
         """The head in `block`, as `read_answer_head` would read it. Raises WireError."""
-        rest, length = split_length(block)
-        has_length = length != NO_LENGTH
-        known = self._known.get((rest, has_length))
+        shape, length = shape_of(block)
+        known = self._known.get(shape.whole)
         if known is not None:
-            return known.again(length) if has_length else known
+            self._latest, self._latest_shape = known, shape
+            return known.again(length) if shape.has_length else known
         head = read_answer_head(block)
         # The length that was taken out has to be the only one: what is left must not hold another.
-        is_plain = not has_length or (head.length == length and rest.lower().count(b"\r\ncontent-length:") == 1)
-        if is_plain and head.status >= 200 and len(block) <= _LONGEST_BYTES:
-            if len(self._known) >= _MOST:
+        rest = shape.before + shape.after
+        is_plain = not shape.has_length or (head.length == length and rest.lower().count(b"\r\ncontent-length:") == 1)
+        if is_plain and head.status >= 200 and len(block) <= LONGEST_BYTES:
+            if len(self._known) >= MOST:
                 del self._known[next(iter(self._known))]
-            self._known[(rest, has_length)] = head
+            self._known[shape.whole] = self._latest = head
+            self._latest_shape = shape
         return head

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
+from time import monotonic
 from typing import Final, cast
 
 from sidecar.faults import Fault, header_too_large, invalid_request, request_timeout, too_many_connections
 from sidecar.relay import answers
+from sidecar.relay.chunked import ChunkedBody
+from sidecar.relay.familiar import Admitted
 from sidecar.relay.handler import Exchange
 from sidecar.relay.leaving import LeaveWatch
 from sidecar.relay.pool import keep_tcp_alive
 from sidecar.relay.request import Listener
 from sidecar.relay.shared import Relay
-from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, ChunkedBody, WireError
+from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, WireError
 
 _READ_AHEAD_BYTES: Final = 65536
 """What a client may send ahead of its running exchange before its reading stops."""
@@ -38,6 +40,7 @@ class Downstream(asyncio.Protocol):
         "_exchange",
         "_is_lingering",
         "_is_reading",
+        "_latest",
         "_leave_watch",
         "_linger",
         "_listener",
@@ -60,8 +63,10 @@ class Downstream(asyncio.Protocol):
         self._is_lingering = False
         self._linger: asyncio.TimerHandle | None = None
         self._leave_watch: LeaveWatch | None = None
+        self._latest: Admitted | None = None
+        """The head of the request before."""
         self.peer = b"unknown"
-        self.since = time.monotonic()
+        self.since = monotonic()
         """When the request began, its body last came on, or the last exchange ended."""
 
     # Coming and going
@@ -104,10 +109,10 @@ class Downstream(asyncio.Protocol):
             if self._buffer:
                 self._head(self._buffer + data)
             else:
-                self.since = time.monotonic()
+                self.since = monotonic()
                 self._head(data)
         elif self._body_left:
-            self.since = time.monotonic()
+            self.since = monotonic()
             self._body(data)
         else:
             self._buffer += data
@@ -115,6 +120,13 @@ class Downstream(asyncio.Protocol):
                 self.pause_reading()
 
     def _head(self, data: bytes) -> None:
+        self._buffer = b""
+        latest = self._latest
+        if latest is not None:
+            end, length = latest.shape.begins(data)
+            if end > 0:
+                self._begin(data[: end - 2], data[end:], latest, length)
+                return
         if data[:1] in (b"\r", b"\n"):
             # An empty line before a request is to be ignored (RFC 9112, 2.2). One byte stays: the clock goes on.
             data = data.lstrip(b"\r\n") or b"\n"
@@ -124,18 +136,22 @@ class Downstream(asyncio.Protocol):
             if b"\n\n" in data:
                 self.refuse(invalid_request("its lines end with LF alone"))
             return
-        self._buffer = b""
         if end < 0 or end > HEAD_LIMIT_BYTES:
             self.refuse(header_too_large(HEAD_LIMIT_BYTES))
             return
-        exchange = Exchange(self._relay, self, data[: end + 2])
+        block = data[: end + 2]
+        latest, length = self._relay.familiar.find(block, self.peer, self._listener)
+        self._begin(block, data[end + 4 :], latest, length)
+
+    def _begin(self, block: bytes, data: bytes, latest: Admitted | None, length: int) -> None:
+        exchange = Exchange(self._relay, self, block)
         self._exchange = exchange
-        data = data[end + 4 :]
         try:
-            is_admitted = exchange.begin(self._listener)
+            is_admitted = exchange.begin(self._listener, latest, length)
         except WireError as error:
             self.refuse(invalid_request(str(error)))
             return
+        self._latest = exchange.familiar
         if not is_admitted:
             if data and not self._is_lingering:  # the connection goes on; what is there already waits for its turn
                 self._buffer = data
@@ -202,7 +218,7 @@ class Downstream(asyncio.Protocol):
         if not keep_alive or self._body_left:
             self.linger()
             return
-        self.since = time.monotonic()
+        self.since = monotonic()
         self.resume_reading()
         if self._buffer:
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -282,7 +298,7 @@ class Downstream(asyncio.Protocol):
     def resume_reading(self) -> None:
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
-            self.since = time.monotonic()
+            self.since = monotonic()
             if self._leave_watch is not None:
                 self._leave_watch.end()
                 self._leave_watch = None

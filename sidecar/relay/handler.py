@@ -11,7 +11,7 @@ holding a body that names it) has a task of its own, and leaving cancels it.
 from __future__ import annotations
 
 import asyncio
-import time
+from time import monotonic
 from typing import Final
 
 from sidecar import faults
@@ -20,13 +20,14 @@ from sidecar.faults import Fault, FaultCode
 from sidecar.relay import answers, preparation, wire
 from sidecar.relay.admission import admit
 from sidecar.relay.answer_heads import AnswerHead
+from sidecar.relay.familiar import Admitted
 from sidecar.relay.preparation import HeldBody
 from sidecar.relay.request import Listener, Request
 from sidecar.relay.shared import Client, Relay
 from sidecar.relay.silence import SilenceWatch
 from sidecar.relay.stream import PayloadObserver, StreamObserver
 from sidecar.relay.tunnel import Tunnel
-from sidecar.relay.upstream import Upstream
+from sidecar.relay.upstream import Receiver, Upstream
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, RequestHead
 from sidecar.telemetry.exchanges import End, ExchangeRecord
 
@@ -34,7 +35,7 @@ _TELLING_S = 0.25
 """How long an answer waits for the store that tells other sidecars of its new session."""
 
 
-class Exchange:
+class Exchange(Receiver):
     """One request and its answer."""
 
     __slots__ = (
@@ -62,6 +63,7 @@ class Exchange:
         "_upstream",
         "_was_asked",
         "answer_bytes",
+        "familiar",
         "is_over",
         "request",
         "request_bytes",
@@ -85,7 +87,7 @@ class Exchange:
         self._answer_framing = 0
         self.answer_bytes = 0
         self._closes = False
-        self._started_at = time.monotonic()
+        self._started_at = client.since
         self._first_byte_at = 0.0
         self._silence: SilenceWatch | None = None
         self.is_over = False
@@ -97,6 +99,8 @@ class Exchange:
         self._has_ended = False
         self._observer: PayloadObserver | None = None
         self.request_bytes = 0
+        self.familiar: Admitted | None = None
+        """What may be said again of the next head, if it is alike."""
 
     @property
     def is_stream(self) -> bool:
@@ -104,26 +108,29 @@ class Exchange:
 
     # Admission
 
-    def begin(self, listener: Listener) -> bool:
+    def begin(self, listener: Listener, familiar: Admitted | None, length: int) -> bool:
         """Admits the request, or answers it at once: then it is over, and the answer is False.
+
+        `familiar` is what was said of a head that is alike but for this one's `length`.
 
         What is there of the body comes next by `request_piece`, and then `ask`. Raises WireError where the block heads
         no request; then nothing has begun.
         """
         relay, peer = self._relay, self._client.peer
         refusal: Fault | None = None
-        familiar = None
-        if not relay.is_draining:
-            familiar = relay.familiar.recall(self._block, peer, listener, relay.rules, relay.lineage.newest)
-        if familiar is not None:
-            self.request = request = familiar
+        known = None
+        if familiar is not None and not relay.is_draining:
+            known = familiar.again(length, relay.rules, relay.lineage.newest)
+        if known is not None:
+            self.request = request = known
+            self.familiar = familiar
             self._is_admitted = True
         else:
             head = wire.parse_request_head(self._block)
             self.request = request = Request(head.method, head.minor, listener)
             try:
                 self._admit(head)
-                relay.familiar.learn(self._block, peer, listener, relay.rules, request)
+                self.familiar = relay.familiar.learn(self._block, peer, listener, relay.rules, request)
             except Fault as fault:
                 refusal = fault
         relay.exchanges.add(self)
@@ -289,7 +296,7 @@ class Exchange:
         return self._observer
 
     def answer_head(self, head: AnswerHead, body: int, piece: bytes) -> None:
-        self._first_byte_at = time.monotonic()
+        self._first_byte_at = monotonic()
         self.heard()
         self._answer_status = head.status
         self._answer_framing = body
@@ -346,7 +353,7 @@ class Exchange:
 
     def heard(self) -> None:
         if self._silence is not None:
-            self._silence.heard_at = time.monotonic()
+            self._silence.heard_at = monotonic()
 
     def answer_piece(self, piece: bytes) -> None:
         if self._held_answer is not None:  # what the event loop had read before the pause
@@ -374,7 +381,7 @@ class Exchange:
             why = "it switched to another protocol without being asked"
             self._refuse(self._protocol_fault(why))
             return
-        self._first_byte_at = time.monotonic()
+        self._first_byte_at = monotonic()
         self._answer_status = head.status
         self._client.transport.write(answers.upgraded_head(self.request, head))
         early = self._client.hand_over()
@@ -507,7 +514,7 @@ class Exchange:
                 request.session_id,
                 request.request_id,
                 first_byte_s,
-                time.monotonic() - self._started_at,
+                monotonic() - self._started_at,
                 self.answer_bytes,
                 fault,
                 request.destination,

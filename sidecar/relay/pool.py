@@ -11,15 +11,14 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 import aiohappyeyeballs
 
 from sidecar.faults import Fault, upstream_unreachable
-from sidecar.relay.answer_heads import FamiliarAnswers
-from sidecar.relay.upstream import Upstream
+from sidecar.relay.upstream import Owner, Upstream
 
 _PROVEN_S = 0.002
 """A connection that ended an answer this short a time ago, and shows no hang-up, is proven alive: servers close idle
@@ -53,7 +52,7 @@ Connector = Callable[[Factory], Awaitable[Upstream]]
 """Opens one connection. Raises OSError, ssl.SSLError or TimeoutError."""
 
 
-class Pool:
+class Pool(Owner):
     """The connections to one upstream."""
 
     def __init__(
@@ -62,12 +61,12 @@ class Pool:
         """`name` is the address that faults show. `keeps_spares`: opening is dear (TLS), so one is opened ahead.
         `who` it is: `gateway` or `dashboard`.
         """
+        super().__init__()
         self.name = name
         self._who = who
         self._connector = connector
         self._connect_timeout_s = connect_timeout_s
         self._keeps_spares = keeps_spares
-        self.familiar = FamiliarAnswers()
         self._idle: list[Upstream] = []
         self._spares: list[Upstream] = []
         self._spare_limit_s, self._spare_most_s = _SPARE_LIMITS_S
@@ -88,7 +87,7 @@ class Pool:
         a connection that ended an answer a moment ago, if safe requests have shown that this upstream answers more than
         once on a connection; or else an unused spare.
         """
-        self._asked_at = now = time.monotonic()
+        self._asked_at = now = monotonic()
         self._taken_at.append(now)
         while self._idle:
             newest = self._idle.pop()
@@ -137,7 +136,7 @@ class Pool:
             return
         if len(self._idle) >= _IDLE_MOST:
             self._idle.pop(0).leave()  # the oldest: only the newest ones are ever proven
-        upstream.idle_since = time.monotonic()
+        upstream.idle_since = monotonic()
         self._idle.append(upstream)
         self._watch()
 
@@ -148,7 +147,7 @@ class Pool:
         elif upstream in self._spares:
             self._spares.remove(upstream)
             # It was closed under our hands: trust the next ones for less than that, and never again for longer.
-            self._spare_most_s = min(self._spare_most_s, (time.monotonic() - upstream.opened_at) / 2)
+            self._spare_most_s = min(self._spare_most_s, (monotonic() - upstream.opened_at) / 2)
             self._spare_limit_s = min(self._spare_limit_s, self._spare_most_s)
 
     def distrust(self) -> None:
@@ -201,7 +200,7 @@ class Pool:
 
     def _drop_old(self) -> None:
         self._sweep = None
-        now = time.monotonic()
+        now = monotonic()
         for upstream in [u for u in self._idle if now - u.idle_since > _IDLE_LIMIT_S]:
             self._idle.remove(upstream)
             upstream.leave()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Final
 
-from sidecar.relay.wire import ChunkedBody
+from sidecar.relay.chunked import ChunkedBody
 
 _FIRST_PROBE_S = 5.0
 """How long a request to a family waits for the first probe after the start; then it goes to the gateway."""

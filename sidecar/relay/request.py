@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import Final, Literal
 
@@ -10,7 +9,7 @@ from sidecar.relay.destinations import Destination
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, Field, Fields
 
 _ID_PREFIX: Final = os.urandom(6).hex().encode()
-_id_counter = itertools.count(1)
+_TWO_DIGITS: Final = tuple(b"%02x" % number for number in range(256))
 
 Listener = Literal["all", "relay", "admin"]
 """Where a client came in: own pages stand beside the relay, nowhere, or alone."""
@@ -148,6 +147,26 @@ def head_end(request: Request, *, has_length: bool) -> bytes:
     return b"%bX-Request-Id: %b\r\n\r\n" % (framing, request.request_id)
 
 
+class _RequestIds:
+    """Counts in hexadecimal, 256 at a time: writing each number out would cost more than the rest of an id."""
+
+    __slots__ = ("_start", "_written")
+
+    def __init__(self) -> None:
+        self._written = 0
+        self._start = b""
+
+    def next(self) -> bytes:
+        last = self._written & 0xFF
+        if last == 0:
+            self._start = b"%b%010x" % (_ID_PREFIX, self._written >> 8)
+        self._written += 1
+        return self._start + _TWO_DIGITS[last]
+
+
+_ids: Final = _RequestIds()
+
+
 def new_request_id() -> bytes:
     """Unique among all sidecars."""
-    return b"%b%012x" % (_ID_PREFIX, next(_id_counter))
+    return _ids.next()

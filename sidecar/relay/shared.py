@@ -36,6 +36,8 @@ class Client(Protocol):
 
     transport: asyncio.Transport
     peer: bytes
+    since: float
+    """When the request began, on the monotonic clock."""
 
     @property
     def unsent_bytes(self) -> int: ...

@@ -7,10 +7,12 @@ none either. Lines end with CRLF, CR or LF. Source: the HTML standard, server-se
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import Final, Protocol
+
+from sidecar.relay.chunked import MANY_BYTES, Observer, unframed
+from sidecar.relay.usage import usage_in
 
 _TAIL_BYTES: Final = 4096
 """How much of the payload's end is searched for `usage`: the event that holds it, and `[DONE]` after it."""
@@ -20,17 +22,6 @@ _TOKEN: Final = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments
 """The beginning of a delta that says something; the first chunk of many servers has an empty one."""
 _TOKEN_OVERLAP_BYTES: Final = 64
 """More than the longest match, so that none is lost where the bytes are cut."""
-_FLAT_USAGE: Final = re.compile(
-    rb'"usage"%(s)s:%(s)s\{%(s)s"prompt_tokens"%(s)s:%(s)s%(n)s%(s)s,%(s)s"completion_tokens"%(s)s:%(s)s%(n)s%(s)s,'
-    rb'%(s)s"total_tokens"%(s)s:%(s)s%(n)s%(s)s\}' % {b"s": rb"[ \t\r\n]*+", b"n": rb"(0|[1-9][0-9]{0,11})"}
-)
-"""The usual three, and nothing else: reading them so takes a third of what JSON takes."""
-_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
-_READER: Final = json.JSONDecoder()
-_COUNTS: Final = {"prompt": ("prompt_tokens", "input_tokens"), "completion": ("completion_tokens", "output_tokens")}
-"""Each type's names: chat completions say one, responses the other."""
-_MOST_TOKENS: Final = 10**12
-"""No answer has more; a number beyond it would only spoil the sum."""
 _LINE_START_BYTES: Final = 5
 """How much of an unfinished line is kept: enough to tell whether it is a data line."""
 
@@ -41,46 +32,39 @@ class Gaps(Protocol):
     def observe(self, seconds: float, times: int = 1) -> None: ...
 
 
-class PayloadObserver:
+class PayloadObserver(Observer):
     """Keeps an answer's end, to read its `usage`."""
 
     __slots__ = ("_tail", "_tail_bytes")
 
     def __init__(self) -> None:
+        super().__init__()
         self._tail: list[bytes] = []
         self._tail_bytes = 0
 
     def saw(self, payload: bytes) -> None:
-        """Some of the payload passed."""
+        self._keep(payload)
+
+    def _keep(self, payload: bytes) -> None:
         self._tail.append(payload)
         self._tail_bytes += len(payload)
         if self._tail_bytes > _TAIL_GROWS_TO_BYTES:
             self._shorten_tail()
 
     def _shorten_tail(self) -> None:
-        end = b"".join(self._tail)[-_TAIL_BYTES:]
+        end = self._end()
         self._tail = [end]
         self._tail_bytes = len(end)
 
+    def _end(self) -> bytes:
+        if len(self._tail) == 1 and self._tail_bytes <= _TAIL_BYTES:
+            return self._tail[0]
+        return b"".join(self._tail)[-_TAIL_BYTES:]
+
     @property
     def usage(self) -> dict[str, int]:
-        """Token counts by type (`prompt`, `completion`), as the answer told them last; empty where it did not."""
-        text = b"".join(self._tail)[-_TAIL_BYTES:]
-        at = len(text)
-        while (at := text.rfind(b'"usage"', 0, at)) >= 0:
-            flat = _FLAT_USAGE.match(text, at)
-            if flat is not None:
-                return {"prompt": int(flat[1]), "completion": int(flat[2])}
-            match = _USAGE.match(text, at)
-            if match is None:
-                continue
-            try:
-                usage, _ = _READER.raw_decode(text[match.end() - 1 :].decode("utf-8", "replace"))
-            except (ValueError, RecursionError):
-                continue
-            if counts := _counts(usage):
-                return counts
-        return {}
+        """Token counts by type, as the answer told them last; empty where it did not."""
+        return usage_in(self._end())
 
 
 class StreamObserver(PayloadObserver):
@@ -89,6 +73,7 @@ class StreamObserver(PayloadObserver):
     __slots__ = (
         "_before_token",
         "_block_has_data",
+        "_framed",
         "_gaps",
         "_is_between_events",
         "_last_event_at",
@@ -106,6 +91,8 @@ class StreamObserver(PayloadObserver):
         self._skips_lf = False
         self._is_between_events = True
         """Nothing of what passed matters for what comes."""
+        self._framed = b""
+        """Chunks that passed before the tail, together with many others."""
         self._last_event_at = 0.0
         self._before_token = b""
         self.events = 0
@@ -120,8 +107,31 @@ class StreamObserver(PayloadObserver):
         if self.first_token_at is None:
             self._look_for_token(payload)
         ended = self._whole_events(payload) or self._ended_events(payload)
-        if not ended:
-            return
+        if ended:
+            self._count(ended)
+
+    @property
+    def takes_events(self) -> bool:
+        return self._is_between_events and self.first_token_at is not None
+
+    def saw_events(self, count: int, last: bytes) -> None:
+        if len(last) >= MANY_BYTES:
+            self._tail.clear()
+            self._tail_bytes = 0
+            self._framed = last
+        else:
+            self._keep(unframed(last))
+        self._count(count)
+
+    def _shorten_tail(self) -> None:
+        super()._shorten_tail()
+        self._framed = b""
+
+    def _end(self) -> bytes:
+        end = super()._end()
+        return (unframed(self._framed) + end)[-_TAIL_BYTES:] if self._framed else end
+
+    def _count(self, ended: int) -> None:
         now = time.monotonic()
         if self.events:
             self._gaps.observe(now - self._last_event_at)
@@ -174,16 +184,3 @@ class StreamObserver(PayloadObserver):
                 self._block_has_data = False
         self._is_between_events = not (self._line_start or self._block_has_data or self._skips_lf)
         return ended
-
-
-def _counts(usage: object) -> dict[str, int]:
-    if not isinstance(usage, dict):
-        return {}
-    found = {}
-    for kind, names in _COUNTS.items():
-        for name in names:
-            value = usage.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS:
-                found[kind] = value
-                break
-    return found

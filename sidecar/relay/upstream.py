@@ -8,63 +8,84 @@ from __future__ import annotations
 
 import asyncio
 import select
-import time
-from typing import Final, Protocol, cast
+from time import monotonic
+from typing import Final, cast
 
 from sidecar.relay import wire
 from sidecar.relay.answer_heads import AnswerHead, FamiliarAnswers
+from sidecar.relay.chunked import ChunkedBody
 from sidecar.relay.leaving import HANG_UP
 from sidecar.relay.stream import PayloadObserver
-from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, ChunkedBody, WireError
+from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, UNTIL_CLOSE, WireError
 
 _NO_ANSWER: Final = "it closed the connection without an answer"
 
 
-class Receiver(Protocol):
-    """Whoever asked. Each call happens at most once, in this order, but for `answer_piece`."""
+class Receiver:
+    """Whoever asked. Each call happens at most once, in this order, but for `answer_piece`.
+
+    A class to inherit from, not a Protocol: compiled, a Protocol's methods are looked up by name at each call.
+    """
+
+    __slots__ = ()
 
     def heard(self) -> None:
         """The upstream gave a sign of life that is no answer."""
+        raise NotImplementedError
 
     def observer_of(self, head: AnswerHead) -> PayloadObserver | None:
         """Who wants to see this answer's payload as it passes, if anybody."""
+        raise NotImplementedError
 
     def answer_head(self, head: AnswerHead, body: int, piece: bytes) -> None:
         """`body` is a length in bytes, CHUNKED or UNTIL_CLOSE; `piece` is what came of it with the head.
 
         Informational answers are not reported.
         """
+        raise NotImplementedError
 
     def answer_upgrade(self, head: AnswerHead, rest: bytes) -> None:
         """The upstream switched protocols; `rest` already belongs to the new one."""
+        raise NotImplementedError
 
-    def answer_piece(self, piece: bytes) -> None: ...
+    def answer_piece(self, piece: bytes) -> None:
+        raise NotImplementedError
 
-    def answer_end(self) -> None: ...
+    def answer_end(self) -> None:
+        raise NotImplementedError
 
     def upstream_lost(self, why: str, *, answered: bool) -> None:
         """No complete answer will come. `answered`: bytes of one had arrived."""
+        raise NotImplementedError
 
     def pause_request(self) -> None:
         """The upstream takes no more for now."""
+        raise NotImplementedError
 
-    def resume_request(self) -> None: ...
+    def resume_request(self) -> None:
+        raise NotImplementedError
 
 
-class Owner(Protocol):
+class Owner:
     """Whoever keeps the connections."""
 
-    familiar: FamiliarAnswers
-    """The heads that this upstream answered with before."""
+    __slots__ = ("familiar",)
+
+    def __init__(self) -> None:
+        self.familiar = FamiliarAnswers()
+        """The heads that this upstream answered with before."""
 
     def answers_again(self) -> None:
         """A connection that had served before has answered a safe request."""
+        raise NotImplementedError
 
     def give_back(self, upstream: Upstream) -> None:
         """After a complete answer: it could carry another exchange."""
+        raise NotImplementedError
 
     def forget(self, upstream: Upstream) -> None:
         """It is gone."""
+        raise NotImplementedError
 
 
 class Upstream(asyncio.Protocol):
@@ -122,7 +143,7 @@ class Upstream(asyncio.Protocol):
         self.is_reading = True
         self.takes_more = True
         self.served = 0
-        self.opened_at = self.idle_since = time.monotonic()
+        self.opened_at = self.idle_since = monotonic()
 
     # Asking
 
@@ -182,13 +203,17 @@ class Upstream(asyncio.Protocol):
 
     def _head(self, data: bytes) -> None:
         assert self._receiver is not None
+        self._buffer = b""
         while True:
+            latest, end = self._owner.familiar.latest(data)
+            if latest is not None:
+                head, data = latest, data[end:]
+                break
             end = data.find(b"\r\n\r\n")
             is_unfinished = end < 0 and data[:5] == b"HTTP/"[: len(data)] and b"\n\n" not in data[:HEAD_LIMIT_BYTES]
             if is_unfinished and len(data) <= HEAD_LIMIT_BYTES:
                 self._buffer = data
                 return
-            self._buffer = b""
             try:
                 if is_unfinished or end > HEAD_LIMIT_BYTES:
                     raise WireError(f"its header block is larger than {HEAD_LIMIT_BYTES // 1024} KiB")
@@ -218,7 +243,7 @@ class Upstream(asyncio.Protocol):
         self._error = None
         observer = self._receiver.observer_of(head)
         if framing == CHUNKED:
-            self._chunked = ChunkedBody(bare=self._bare, saw=None if observer is None else observer.saw)
+            self._chunked = ChunkedBody(bare=self._bare, observer=observer)
             self._observer = None
         else:
             self._observer = observer
@@ -238,20 +263,18 @@ class Upstream(asyncio.Protocol):
                 self._ended = True
                 self._rest, self._error = chunked.rest, chunked.error
             return piece
-        if self._observer is not None:
-            self._observer.saw(data if framing == UNTIL_CLOSE else data[: self._left])
-        if framing == UNTIL_CLOSE:
-            return data
-        left = self._left
-        size = len(data)
-        if size < left:
+        if framing != UNTIL_CLOSE:
+            left = self._left
+            size = len(data)
             self._left = left - size
-            return data
-        self._ended = True
-        if size == left:
-            return data
-        self._rest = data[left:]
-        return data[:left]
+            if size >= left:
+                self._ended = True
+                if size > left:
+                    self._rest = data[left:]
+                    data = data[:left]
+        if self._observer is not None:
+            self._observer.saw(data)
+        return data
 
     def _settle(self) -> None:
         """The answer is over, well or not; the receiver may have left while its last piece was written."""

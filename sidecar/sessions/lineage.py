@@ -63,8 +63,10 @@ class Lineage:
         """The id under which `session_id` goes on, from memory. A circle ends where it began."""
         if not self.is_on:
             return session_id
-        seen = {session_id}
-        newest = session_id
+        newest = self._known.get(session_id)
+        if newest is None:  # nearly always
+            return session_id
+        seen = {session_id, newest}
         while (successor := self._known.get(newest)) is not None and len(seen) < _LONGEST_CHAIN:
             if successor in seen:
                 return session_id

@@ -92,10 +92,14 @@ class Metrics(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         now, picture, cells = self.activity(), self.picture(), self.cells
         yield _counter("requests", "Requests by route, method and status.", ("route", "method", "code"), cells.requests)
-        yield _histograms("request_duration_seconds", "From a request's head to its end.", cells.durations)
-        yield _histograms("time_to_first_byte_seconds", "From a request's head to the answer's.", cells.first_bytes)
+        yield _histograms("request_duration_seconds", "From a request's first byte to its end.", cells.durations)
+        yield _histograms(
+            "time_to_first_byte_seconds", "From a request's first byte to the answer's head.", cells.first_bytes
+        )
         yield _histogram(
-            "time_to_first_token_seconds", "From a request's head to the first content of a stream.", cells.first_token
+            "time_to_first_token_seconds",
+            "From a request's first byte to the first content of a stream.",
+            cells.first_token,
         )
         yield _histogram("inter_event_seconds", "Between the events of a stream, comments left out.", cells.gaps)
         # Own pages are left out: every scrape would see itself.

@@ -29,7 +29,7 @@ async def test_later_turns_pass_with_their_own_lengths_and_ids() -> None:
 
 
 async def test_later_turn_is_told_from_memory() -> None:
-    """A turn's verdict is marked where it is kept; the mark reaches the gateway with the next one.
+    """A turn's verdict is marked where it is kept; the mark reaches the gateway with the next one, on any connection.
 
     The first turn does not count: that a chat was answered is news about the backend, and makes new rules.
     """
@@ -38,12 +38,26 @@ async def test_later_turn_is_told_from_memory() -> None:
             client.write(turn(body))
             await client.answer()
         (known,) = sidecar.running._app.relay.familiar._known.values()
-        known.head_start += b"X-Mark: familiar\r\n"
+        known._request.head_start += b"X-Mark: familiar\r\n"
         client.write(turn(b"the third"))
         await client.answer()
+        async with raw_client(sidecar.url) as another:
+            another.write(turn(b"and a fourth"))
+            await another.answer()
 
-    assert [received.values("x-mark") for received in upstream.requests] == [[], [], [b"familiar"]]
-    assert upstream.requests[-1].body == b"the third"
+    assert [received.values("x-mark") for received in upstream.requests] == [[], [], [b"familiar"], [b"familiar"]]
+    assert [received.body for received in upstream.requests[2:]] == [b"the third", b"and a fourth"]
+
+
+async def test_another_head_on_the_same_connection_is_judged_for_itself() -> None:
+    """What a connection sent last is looked at first, and must not stand for anything else."""
+    keys = [b"k", b"k", b"other", b"k", b"k2", b"k"]
+    async with relayed(ok()) as (upstream, sidecar), raw_client(sidecar.url) as client:
+        for key in keys:
+            client.write(turn(b"hello").replace(b"Session-Key: k\r\n", b"Session-Key: %b\r\n" % key))
+            assert (await client.answer()).status == 200
+
+    assert [received.values("x-hermes-session-id") for received in upstream.requests] == [[key] for key in keys]
 
 
 @pytest.mark.parametrize(

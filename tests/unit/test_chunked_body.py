@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.relay.wire import ChunkedBody
+from sidecar.relay.chunked import ChunkedBody
 from tests.unit.grammar import TOKENS, VALUES, VISIBLE, bytes_of, cut, field_lines
 
 BAD_SIZE = "a chunk size is malformed"

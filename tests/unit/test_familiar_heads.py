@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import event, given, settings
@@ -13,8 +14,9 @@ from sidecar.relay import wire
 from sidecar.relay.admission import Rules, admit
 from sidecar.relay.answer_heads import AnswerHead, FamiliarAnswers, read_answer_head
 from sidecar.relay.familiar import FamiliarHeads
-from sidecar.relay.request import Request
-from sidecar.relay.wire import NO_LENGTH, WireError, split_length
+from sidecar.relay.repeats import NO_LENGTH, shape_of
+from sidecar.relay.request import Listener, Request
+from sidecar.relay.wire import WireError
 from tests.unit.policies import rules_of
 from tests.unit.test_guard_fuzz import blocks, rules
 
@@ -44,10 +46,23 @@ def judged(block: bytes, by: Rules = PLAIN) -> Request | None:
 
 def met(memory: FamiliarHeads, block: bytes, by: Rules = PLAIN) -> Request | None:
     """What the memory says of the block; where it says nothing, the block is judged, and learned if admitted."""
-    recalled = memory.recall(block, PEER, "all", by, same)
+    recalled = recall(memory, block, by=by)
     if recalled is None and (request := judged(block, by)) is not None:
         memory.learn(block, PEER, "all", by, request)
     return recalled
+
+
+def recall(
+    memory: FamiliarHeads,
+    block: bytes,
+    *,
+    peer: bytes = PEER,
+    listener: Listener = "all",
+    by: Rules = PLAIN,
+    newest: Callable[[bytes], bytes] = same,
+) -> Request | None:
+    admitted, length = memory.find(block, peer, listener)
+    return None if admitted is None else admitted.again(length, by, newest)
 
 
 def verdict(request: Request) -> dict[str, object]:
@@ -66,7 +81,6 @@ def told_by(thing: Request | AnswerHead) -> dict[str, object]:
 
 def memory_of(*heads: bytes, by: Rules = PLAIN) -> FamiliarHeads:
     memory = FamiliarHeads()
-    memory.recall(b"", PEER, "all", by, same)
     for block in heads:
         request = judged(block, by)
         if request is not None:
@@ -151,12 +165,18 @@ def test_other_rules_peer_listener_or_tip_make_it_unfamiliar() -> None:
     block = chat(b"Content-Length: 5")
     memory = memory_of(block)
 
-    assert memory.recall(block, b"10.0.0.1", "all", PLAIN, same) is None
-    assert memory.recall(block, PEER, "relay", PLAIN, same) is None
-    assert memory.recall(block, PEER, "all", PLAIN, lambda session_id: session_id + b"-2") is None
-    assert memory.recall(block, PEER, "all", PLAIN, same) is not None
-    assert memory.recall(block, PEER, "all", rules_of(), same) is None
-    assert memory.recall(block, PEER, "all", PLAIN, same) is None  # forgotten with the rules
+    assert recall(memory, block, peer=b"10.0.0.1") is None
+    assert recall(memory, block, listener="relay") is None
+    assert recall(memory, block, newest=lambda session_id: session_id + b"-2") is None
+    assert recall(memory, block, by=rules_of()) is None
+    assert recall(memory, block) is not None
+
+
+def test_what_other_rules_admitted_is_forgotten_with_them() -> None:
+    memory = memory_of(chat(b"Content-Length: 5"), chat(b"Content-Length: 5", b"X-A: b"))
+    met(memory, chat(b"Content-Length: 5"), rules_of())
+
+    assert len(memory._known) == 1
 
 
 def test_what_depends_on_the_body_is_judged_each_time() -> None:
@@ -219,14 +239,27 @@ def test_whatever_came_before_a_familiar_head_says_what_a_fresh_look_would(
 
 @given(alike())
 @settings(max_examples=500, deadline=None)
-def test_two_heads_that_leave_the_same_differ_in_one_length_alone(heads: list[bytes]) -> None:
+def test_two_heads_of_one_shape_differ_in_one_length_alone(heads: list[bytes]) -> None:
     for one in heads:
-        rest, length = split_length(one)
         for other in heads:
-            other_rest, other_length = split_length(other)
-            if rest == other_rest and (length == NO_LENGTH) == (other_length == NO_LENGTH):
+            if shape_of(one)[0].whole == shape_of(other)[0].whole:
                 digits = rb"(\r\n[Cc]ontent-[Ll]ength: )[0-9]+(\r\n)"
                 assert re.sub(digits, rb"\1\2", one, count=1) == re.sub(digits, rb"\1\2", other, count=1)
+
+
+@given(alike(), st.sampled_from([b"", b"\r\n", b"hello", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"]))
+@settings(max_examples=1000, deadline=None)
+def test_bytes_begin_with_a_shape_if_their_head_has_it(heads: list[bytes], behind: bytes) -> None:
+    """What a connection looks at first is what a look-up by the whole head would find."""
+    whole = [block for block in heads if block.endswith(b"\r\n") and b"\r\n\r\n" not in block]
+    for one in whole:
+        shape, _ = shape_of(one)
+        for other in whole:
+            others, length = shape_of(other)
+            expected = (len(other) + 2, length) if others.whole == shape.whole else (-1, NO_LENGTH)
+            assert shape.begins(other + b"\r\n" + behind) == expected
+            for end in range(0, len(other) + 2, 7):
+                assert shape.begins(other[:end]) == (-1, NO_LENGTH)
 
 
 # --- Answers ---------------------------------------------------------------------------------------------------------
@@ -244,6 +277,11 @@ def read_fresh(block: bytes) -> dict[str, object] | str:
 
 
 def read_by(memory: FamiliarAnswers, block: bytes) -> dict[str, object] | str:
+    latest, end = memory.latest(block + b"\r\nbody")
+    if latest is not None:
+        event("the latest")
+        assert end == len(block) + 2
+        return told_by(latest)
     try:
         return told_by(memory.read(block))
     except WireError as error:

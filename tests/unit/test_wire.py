@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.relay.chunked import ChunkedBody
 from sidecar.relay.wire import (
     CHUNKED,
     HEAD_LIMIT_BYTES,
     UNTIL_CLOSE,
-    ChunkedBody,
     Field,
     Fields,
     RequestHead,

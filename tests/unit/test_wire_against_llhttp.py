@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.relay.chunked import ChunkedBody
 from sidecar.relay.wire import (
     CHUNKED,
     UNTIL_CLOSE,
-    ChunkedBody,
     Fields,
     WireError,
     parse_request_head,
