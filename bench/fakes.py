@@ -48,6 +48,9 @@ class NoTransport:
     def write(self, data: bytes) -> None:
         pass
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
     def is_closing(self) -> bool:
         return False
 

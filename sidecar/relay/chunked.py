@@ -38,6 +38,10 @@ class Observer:
         """Some of the payload passed; not empty."""
         raise NotImplementedError
 
+    def saw_chunk(self, chunk: bytes, start: int, end: int) -> None:
+        """One whole chunk passed by itself, with its payload from `start` to `end`."""
+        self.saw(chunk[start:end])
+
     def saw_events(self, count: int, last: bytes) -> None:
         """`count` whole events passed, each with data and in a chunk of its own.
 
@@ -77,9 +81,9 @@ class ChunkedBody:
         end = len(data)
         if not self._left and not self._bare:
             size, after_line = _size_line(data, 0)
-            if size > 0 and after_line + size + 2 == end and data[end - 2 :] == b"\r\n":
+            if size > 0 and after_line + size + 2 == end and data[end - 2] == 13 and data[end - 1] == 10:
                 if self._observer is not None:  # what a stream brings: one event, one chunk
-                    self._observer.saw(data[after_line : end - 2])
+                    self._observer.saw_chunk(data, after_line, end - 2)
                 return data
         position = clean_from = 0
         kept: list[bytes] = []
@@ -169,9 +173,9 @@ class ChunkedBody:
         while True:
             size, at = _size_line(data, position)
             after = at + size
-            if size < _SMALLEST_EVENT_BYTES or after + 2 > end or data[after] != 13 or data[after + 1] != 10:
+            if size < 0 or after + 2 > end or data[after] != 13 or data[after + 1] != 10:
                 break
-            if not _begins_data(data, at) or data[after - 1] != 10 or data[after - 2] != 10:
+            if not is_plain_event(data, at, after):
                 break
             if position + 2 * MANY_BYTES <= end:
                 last = position
@@ -209,9 +213,26 @@ class ChunkedBody:
         return b"" if self._bare else b"0\r\n\r\n"
 
 
-def _begins_data(data: bytes, at: int) -> bool:
-    """Whether `data:` stands at `at`; byte by byte, since cutting it out would cost as much as all else of a chunk."""
-    return data[at] == 100 and data[at + 1] == 97 and data[at + 2] == 116 and data[at + 3] == 97 and data[at + 4] == 58
+def is_plain_event(data: bytes, start: int, end: int) -> bool:
+    """Whether what stands there begins with `data:` and ends with a blank line.
+
+    Byte by byte, since cutting it out would cost as much as all else that is done with a chunk.
+    """
+    return (
+        end - start >= _SMALLEST_EVENT_BYTES
+        and data[start] == 100
+        and data[start + 1] == 97
+        and data[start + 2] == 116
+        and data[start + 3] == 97
+        and data[start + 4] == 58
+        and data[end - 1] == 10
+        and data[end - 2] == 10
+    )
+
+
+def chunk_of(payload: bytes) -> bytes:
+    """A chunk with all of `payload`, which must not be empty."""
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
 def unframed(chunks: bytes) -> bytes:

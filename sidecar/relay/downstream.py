@@ -72,8 +72,9 @@ class Downstream(asyncio.Protocol):
     # Coming and going
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-
         self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
+        # Nothing waits here that the kernel would take: uvloop then writes at once, not at the end of its round.
+        self.transport.set_write_buffer_limits(high=0)
         limit = self._relay.limits.connections
         if len(self._relay.clients) >= limit:
             fault = too_many_connections(limit)

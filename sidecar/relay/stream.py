@@ -11,13 +11,11 @@ import re
 import time
 from typing import Final, Protocol
 
-from sidecar.relay.chunked import MANY_BYTES, Observer, unframed
+from sidecar.relay.chunked import MANY_BYTES, Observer, chunk_of, is_plain_event, unframed
 from sidecar.relay.usage import usage_in
 
 _TAIL_BYTES: Final = 4096
 """How much of the payload's end is searched for `usage`: the event that holds it, and `[DONE]` after it."""
-_TAIL_GROWS_TO_BYTES: Final = 4 * _TAIL_BYTES
-"""Shortening it for every piece would cost more than all else here."""
 _TOKEN: Final = re.compile(rb'"(?:content|reasoning_content|text|delta|arguments)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"[^"]')
 """The beginning of a delta that says something; the first chunk of many servers has an empty one."""
 _TOKEN_OVERLAP_BYTES: Final = 64
@@ -35,31 +33,31 @@ class Gaps(Protocol):
 class PayloadObserver(Observer):
     """Keeps an answer's end, to read its `usage`."""
 
-    __slots__ = ("_tail", "_tail_bytes")
+    __slots__ = ("_newer", "_newer_bytes", "_older")
 
     def __init__(self) -> None:
         super().__init__()
-        self._tail: list[bytes] = []
-        self._tail_bytes = 0
+        self._older: list[bytes] = []
+        """Enough for the tail, or all that passed before `_newer`."""
+        self._newer: list[bytes] = []
+        self._newer_bytes = 0
 
     def saw(self, payload: bytes) -> None:
-        self._keep(payload)
+        payload = payload if len(payload) <= _TAIL_BYTES else payload[-_TAIL_BYTES:]
+        self._keep(payload, len(payload))
 
-    def _keep(self, payload: bytes) -> None:
-        self._tail.append(payload)
-        self._tail_bytes += len(payload)
-        if self._tail_bytes > _TAIL_GROWS_TO_BYTES:
-            self._shorten_tail()
-
-    def _shorten_tail(self) -> None:
-        end = self._end()
-        self._tail = [end]
-        self._tail_bytes = len(end)
+    def _keep(self, piece: bytes, payload_bytes: int) -> None:
+        if self._newer_bytes >= _TAIL_BYTES:
+            self._older = self._newer
+            self._newer = []
+            self._newer_bytes = 0
+        self._newer.append(piece)
+        self._newer_bytes += payload_bytes
 
     def _end(self) -> bytes:
-        if len(self._tail) == 1 and self._tail_bytes <= _TAIL_BYTES:
-            return self._tail[0]
-        return b"".join(self._tail)[-_TAIL_BYTES:]
+        if not self._older and len(self._newer) == 1:
+            return self._newer[0]
+        return b"".join(self._older + self._newer)[-_TAIL_BYTES:]
 
     @property
     def usage(self) -> dict[str, int]:
@@ -68,12 +66,11 @@ class PayloadObserver(Observer):
 
 
 class StreamObserver(PayloadObserver):
-    """Observes a stream of events."""
+    """Observes a stream of events. What it keeps are chunks, since they come as such and need not be cut then."""
 
     __slots__ = (
         "_before_token",
         "_block_has_data",
-        "_framed",
         "_gaps",
         "_is_between_events",
         "_last_event_at",
@@ -91,45 +88,53 @@ class StreamObserver(PayloadObserver):
         self._skips_lf = False
         self._is_between_events = True
         """Nothing of what passed matters for what comes."""
-        self._framed = b""
-        """Chunks that passed before the tail, together with many others."""
         self._last_event_at = 0.0
         self._before_token = b""
         self.events = 0
         self.first_token_at: float | None = None
         """On the monotonic clock."""
 
+    @property
+    def takes_events(self) -> bool:
+        return self._is_between_events and self.first_token_at is not None
+
     def saw(self, payload: bytes) -> None:
-        self._tail.append(payload)  # as above, without the call: this runs for every token
-        self._tail_bytes += len(payload)
-        if self._tail_bytes > _TAIL_GROWS_TO_BYTES:
-            self._shorten_tail()
+        if payload:
+            end = payload if len(payload) <= _TAIL_BYTES else payload[-_TAIL_BYTES:]
+            self._keep(chunk_of(end), len(end))
         if self.first_token_at is None:
             self._look_for_token(payload)
         ended = self._whole_events(payload) or self._ended_events(payload)
         if ended:
             self._count(ended)
 
-    @property
-    def takes_events(self) -> bool:
-        return self._is_between_events and self.first_token_at is not None
+    def saw_chunk(self, chunk: bytes, start: int, end: int) -> None:
+        """This runs for every token of a stream."""
+        if (
+            self.first_token_at is not None
+            and self._is_between_events
+            and end - start <= _TAIL_BYTES
+            and is_plain_event(chunk, start, end)
+            and chunk.find(b"\n", start) == end - 2
+            and chunk.find(b"\r", start) == end
+        ):
+            self._keep(chunk, end - start)
+            self._count(1)
+        else:
+            self.saw(chunk[start:end])
 
     def saw_events(self, count: int, last: bytes) -> None:
+        # More than half of it is payload, since no event is shorter than its framing.
         if len(last) >= MANY_BYTES:
-            self._tail.clear()
-            self._tail_bytes = 0
-            self._framed = last
+            self._older = []
+            self._newer = [last]
+            self._newer_bytes = _TAIL_BYTES
         else:
-            self._keep(unframed(last))
+            self._keep(last, len(last) // 2)
         self._count(count)
 
-    def _shorten_tail(self) -> None:
-        super()._shorten_tail()
-        self._framed = b""
-
     def _end(self) -> bytes:
-        end = super()._end()
-        return (unframed(self._framed) + end)[-_TAIL_BYTES:] if self._framed else end
+        return unframed(b"".join(self._older + self._newer))[-_TAIL_BYTES:]
 
     def _count(self, ended: int) -> None:
         now = time.monotonic()

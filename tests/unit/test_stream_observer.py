@@ -277,8 +277,9 @@ def test_usage_is_taken_only_where_it_is_certain(body: str, usage: dict[str, int
 
 
 def kept_bytes(observer: StreamObserver) -> int:
-    tail, before, start = (getattr(observer, name) for name in ("_tail", "_before_token", "_line_start"))
-    return sum(map(len, tail)) + len(before) + len(start)
+    names = ("_older", "_newer", "_before_token", "_line_start")
+    older, newer, before, start = (getattr(observer, name) for name in names)
+    return sum(map(len, older + newer)) + len(before) + len(start)
 
 
 @pytest.mark.parametrize("size", [64, 16_384], ids=["small-pieces", "large-pieces"])
