@@ -111,8 +111,7 @@ class StreamObserver(PayloadObserver):
     def saw_chunk(self, chunk: bytes, start: int, end: int) -> None:
         """This runs for every token of a stream."""
         if (
-            self.first_token_at is not None
-            and self._is_between_events
+            self.takes_events
             and end - start <= _TAIL_BYTES
             and is_plain_event(chunk, start, end)
             and chunk.find(b"\n", start) == end - 2

@@ -27,12 +27,15 @@ def waiting_bytes(sidecar: Sidecar) -> int:
 async def unread_end(*, is_chunked: bool) -> AsyncIterator[tuple[Sidecar, RawClient, Answer, bytearray]]:
     """A complete exchange whose end still waits in the sidecar, for a client that does not read.
 
+    The upstream is not read on while anything waits, so that is what its last read brought; here it may be more.
     Gives the sidecar, the client, the answer's head, and the body that the upstream has sent.
     """
     sent = bytearray()
 
     async def script(connection: Connection) -> None:
         await connection.request()
+        for downstream in sidecar.running._app.relay.clients:
+            downstream.transport.set_write_buffer_limits(high=1 << 16)
         connection.write(STREAM_HEAD if is_chunked else b"HTTP/1.1 200 OK\r\n\r\n")
         while waiting_bytes(sidecar) == 0:
             sent.extend(PIECE)
