@@ -15,6 +15,8 @@ from bench import shapes
 from bench.shapes import Shape
 
 _LIMIT_S = 30.0
+_LAST_LINES = b"\r\n" + shapes.LAST_CHUNK
+"""How a stream ends. The last chunk alone could be the end of a head whose last field ends with 0."""
 _TAIL_BYTES = 160
 """More than a stamp and an end are long: none is lost where the bytes are cut."""
 _UPLOAD_BYTES = 10 * 1024 * 1024
@@ -71,7 +73,7 @@ class Stream(asyncio.Protocol):
             self._tail = text[max(end, len(text) - _TAIL_BYTES) :]
         else:
             self._tail = data if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
-        if self._tail.endswith(shapes.LAST_CHUNK) and not self.ended.done():
+        if self._tail.endswith(_LAST_LINES) and not self.ended.done():
             if delays is not None:
                 delays.complete += 1
             self.ended.set_result(None)
