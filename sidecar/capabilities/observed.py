@@ -66,5 +66,6 @@ class Observed:
 
 def has_image_part(piece: bytes) -> bool:
     """Whether a piece of a request body shows the beginning of an image part."""
-    # What somebody writes about such a part does not match: quotes inside of text are escaped.
-    return piece.find(b"image") >= 0 and _IMAGE_PART.search(piece) is not None
+    # What somebody writes about such a part does not match: quotes inside of text are escaped. An image's own data has
+    # no underscore, and to find that there is none takes a fortieth of the time that the word takes.
+    return piece.find(b"_") >= 0 and piece.find(b"image") >= 0 and _IMAGE_PART.search(piece) is not None
