@@ -17,6 +17,7 @@ from sidecar.cli import main
 
 def write_down(file: Path) -> None:
     """In one step for whoever reads it: the file is renamed into place."""
+    gc.collect()  # else it is a saw-tooth of many minutes, and two short looks at it tell nothing
     objects = gc.get_objects()
     tasks = sum(isinstance(thing, asyncio.Task) and not thing.done() for thing in objects)
     draft = file.with_suffix(".draft")
