@@ -148,7 +148,7 @@ async def test_upload_that_is_left_never_becomes_a_complete_request(size: int, c
 
         await connection.ended(limit_s=LIMIT_S)
         assert upstream.requests == []
-        assert not connection.received.endswith(b"0\r\n\r\n")
+        assert not connection.received.endswith(b"\r\n0\r\n\r\n")  # an id may end with 0, and the head with it
         (line,) = await sidecar.ended_exchanges()
         assert line["outcome"] == "client_left"
         assert {level for level, _ in sidecar.log} == {"info"}
