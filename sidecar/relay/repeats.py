@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sidecar.relay.wire import LENGTH_DIGITS
+from sidecar.relay.wire import LENGTH_DIGITS, number_at
 
 MOST: Final = 256
 """How many heads are remembered in one place."""
@@ -46,7 +46,7 @@ class Shape:
             return -1, NO_LENGTH
         if not self.has_length:
             return (at + 2, NO_LENGTH) if data[at : at + 2] == b"\r\n" else (-1, NO_LENGTH)
-        length, at = _digits(data, at)
+        length, at = number_at(data, at, LENGTH_DIGITS)
         end = at + len(self.after)
         if length < 0 or data[at:end] != self.after or data[end : end + 2] != b"\r\n":
             return -1, NO_LENGTH
@@ -60,17 +60,7 @@ def shape_of(block: bytes) -> tuple[Shape, int]:
         at = block.find(_LOWER)
     if at >= 0:
         start = at + len(_PLAIN)
-        length, end = _digits(block, start)
+        length, end = number_at(block, start, LENGTH_DIGITS)
         if length >= 0 and block[end : end + 2] == b"\r\n":
             return Shape(block[:start], block[end:]), length
     return Shape(block, b""), NO_LENGTH
-
-
-def _digits(data: bytes, start: int) -> tuple[int, int]:
-    """The number written at `start`, and the place after it; -1 where none is, or one that is too long."""
-    number, at = 0, start
-    most = min(len(data), start + LENGTH_DIGITS)
-    while at < most and 48 <= data[at] <= 57:
-        number = number * 10 + data[at] - 48
-        at += 1
-    return (number, at) if at > start else (-1, start)

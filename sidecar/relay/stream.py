@@ -154,12 +154,8 @@ class StreamObserver(PayloadObserver):
 
     def _whole_events(self, payload: bytes) -> int:
         """How many events these are, if they are the usual ones and no others: whole, each beginning with its data."""
-        if (
-            not self._is_between_events
-            or payload[:5] != b"data:"
-            or payload[-2:] != b"\n\n"
-            or payload.find(b"\r") >= 0
-        ):
+        is_plain = self._is_between_events and is_plain_event(payload, 0, len(payload))
+        if not is_plain or payload.find(b"\r") >= 0:
             return 0
         if payload.find(b"\n") == len(payload) - 2:
             return 1

@@ -10,6 +10,8 @@ import json
 import re
 from typing import Final
 
+from sidecar.relay.wire import number_at
+
 _USAGE: Final = b'"usage"'
 _OBJECT: Final = re.compile(rb'"usage"\s*:\s*\{')
 _READER: Final = json.JSONDecoder()
@@ -62,13 +64,9 @@ def _counted(text: bytes, at: int, mark: int, name: bytes) -> tuple[int, int]:
     named = at + len(name)
     if text[at:named] != name:
         return -1, _nowhere(text)
-    start = at = _past(text, _past_blanks(text, named), _COLON)
-    number = 0
-    most = min(len(text), start + _DIGITS)
-    while at < most and 48 <= text[at] <= 57:
-        number = number * 10 + text[at] - 48
-        at += 1
-    if at == start or (text[start] == 48 and at > start + 1):  # JSON has no leading zeros
+    start = _past(text, _past_blanks(text, named), _COLON)
+    number, at = number_at(text, start, _DIGITS)
+    if number < 0 or (text[start] == 48 and at > start + 1):  # JSON has no leading zeros
         return -1, _nowhere(text)
     return number, _past_blanks(text, at)
 

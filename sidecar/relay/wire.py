@@ -146,3 +146,13 @@ def _length(value: bytes) -> int:
     if not value.isdigit() or len(value) > LENGTH_DIGITS:
         raise WireError("its Content-Length is not a number")
     return int(value)
+
+
+def number_at(data: bytes, start: int, digits: int) -> tuple[int, int]:
+    """The number written at `start` in at most so many digits, and the place after it; -1 and `start` for none."""
+    number, at = 0, start
+    most = min(len(data), start + digits)
+    while at < most and 48 <= data[at] <= 57:
+        number = number * 10 + data[at] - 48
+        at += 1
+    return (number, at) if at > start else (-1, start)

@@ -49,6 +49,26 @@ async def test_later_turn_is_told_from_memory() -> None:
     assert [received.body for received in upstream.requests[2:]] == [b"the third", b"and a fourth"]
 
 
+async def test_a_connection_knows_its_own_last_head_without_a_look_up() -> None:
+    async with relayed(ok()) as (upstream, sidecar), raw_client(sidecar.url) as client:
+        for body in (b"first", b"second"):
+            client.write(turn(body))
+            await client.answer()
+        relay = sidecar.running._app.relay
+        (known,) = relay.familiar._known.values()
+        known._request.head_start += b"X-Mark: familiar\r\n"
+        relay.familiar._known.clear()
+        answers = relay.pools["gateway"].familiar
+        assert answers._latest is not None
+        answers._latest.start += b"X-Mark: the latest\r\n"
+        answers._known.clear()
+        client.write(turn(b"the third"))
+        answer = await client.answer()
+
+    assert upstream.requests[-1].values("x-mark") == [b"familiar"]
+    assert answer.value("x-mark") == "the latest"
+
+
 async def test_another_head_on_the_same_connection_is_judged_for_itself() -> None:
     """What a connection sent last is looked at first, and must not stand for anything else."""
     keys = [b"k", b"k", b"other", b"k", b"k2", b"k"]
