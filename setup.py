@@ -53,6 +53,9 @@ COMPILED = (
 )
 """The modules that every request or every piece of an answer runs through, under `sidecar/`."""
 
+_FEW_DETOURS = ("-fvisibility=hidden", "-fno-semantic-interposition", "-fno-plt")
+"""Nobody replaces a function of ours when the library is loaded, so calls need not ask where it is."""
+
 WISH = os.environ.get("SIDECAR_COMPILE", "where possible")
 PACKAGE = Path("sidecar")
 
@@ -119,9 +122,10 @@ class Build(build_ext):
         options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
         paths = [str(PACKAGE / source) for source in sources]
         group = f"{PACKAGE}.{compiled.LIBRARY.removesuffix('__mypyc')}"
-        true_ones: Any = mypycify([*options, *paths], group_name=group)
+        true_ones: Any = mypycify([*options, *paths], group_name=group, opt_level="2")
         for extension in true_ones:  # a new compiler's new warning is no reason to go without
-            extension.extra_compile_args = [word for word in extension.extra_compile_args if word != "-Werror"]
+            flags = [word for word in extension.extra_compile_args if word != "-Werror"]
+            extension.extra_compile_args = [*flags, *(_FEW_DETOURS if os.name == "posix" else ())]
         self.distribution.ext_modules = true_ones
         # setuptools has to look at the true ones; of its options this is the one that does not stand a second look.
         self.swig_opts = None  # type: ignore[assignment]

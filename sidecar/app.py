@@ -154,11 +154,17 @@ async def build(
     )
     metrics.activity = lambda: _activity(relay)
     metrics.picture = lambda: monitor.picture
-    metrics.before_scrape = log.flush
+    metrics.before_scrape = lambda: _before_scrape(relay)
     if peers is not None:
-        await peers.open(metrics.registry, log.flush)
+        await peers.open(metrics.registry, metrics.before_scrape)
         metrics.peers = peers
     return App(backend.relay, upstreams, backend, monitor, runner, figures, peers)
+
+
+def _before_scrape(relay: Relay) -> None:
+    for exchange in relay.exchanges:
+        exchange.look_through()
+    relay.log.flush()
 
 
 def _activity(relay: Relay) -> Activity:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from time import monotonic
 from typing import Final, cast
 
@@ -48,9 +49,11 @@ class Downstream(asyncio.Protocol):
         "peer",
         "since",
         "transport",
+        "write",
     )
 
     transport: asyncio.Transport
+    write: Callable[[bytes], None]
 
     def __init__(self, relay: Relay, listener: Listener = "all") -> None:
         self._relay = relay
@@ -73,12 +76,13 @@ class Downstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
+        self.write = self.transport.write
         # Nothing waits here that the kernel would take: uvloop then writes at once, not at the end of its round.
         self.transport.set_write_buffer_limits(high=0)
         limit = self._relay.limits.connections
         if len(self._relay.clients) >= limit:
             fault = too_many_connections(limit)
-            self.transport.write(answers.fault(fault, close=True))
+            self.write(answers.fault(fault, close=True))
             self._relay.log.refused(fault)
             self._is_lingering = True
             self.transport.close()  # at once: lingering would hold the very file that is missing
@@ -231,7 +235,7 @@ class Downstream(asyncio.Protocol):
 
     def refuse(self, fault: Fault) -> None:
         """Answers bytes that are no request, and reads nothing more from them."""
-        self.transport.write(answers.fault(fault, close=True))
+        self.write(answers.fault(fault, close=True))
         self._relay.log.refused(fault)
         self.linger()
 

@@ -59,10 +59,10 @@ class Exchange(Receiver):
         "_request_is_over",
         "_silence",
         "_started_at",
-        "_transport",
         "_tunnel",
         "_upstream",
         "_was_asked",
+        "_write",
         "answer_bytes",
         "familiar",
         "is_over",
@@ -77,7 +77,7 @@ class Exchange(Receiver):
         self._block = block
         self._relay = relay
         self._client = client
-        self._transport = client.transport
+        self._write = client.write
         self._pool = relay.pools["gateway"]
         self._upstream: Upstream | None = None
         self._tunnel: Tunnel | None = None
@@ -151,7 +151,7 @@ class Exchange(Receiver):
 
     def ask(self) -> None:
         if self.request.expects_continue and not self._held.content():
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request = self.request
         session_id = request.session_id
         is_settled = session_id is None or self._relay.lineage.is_settled(session_id)
@@ -327,7 +327,7 @@ class Exchange(Receiver):
             if telling is not None:
                 self._hold_answer(lines + piece, telling)
                 return
-        self._transport.write(lines + piece)
+        self._write(lines + piece)
 
     def _hold_answer(self, start: bytes, telling: asyncio.Task[None]) -> None:
         """Holds the rare answer that names a new session until the other sidecars can know it, a moment at most."""
@@ -342,7 +342,7 @@ class Exchange(Receiver):
         start, self._held_answer = self._held_answer, None
         if self.is_over or start is None:
             return
-        self._transport.write(start)
+        self._write(start)
         if self._has_ended:
             self.answer_end()
         elif self._upstream is not None:
@@ -365,7 +365,7 @@ class Exchange(Receiver):
         if self._silence is not None:
             self.heard()
         self.answer_bytes += len(piece)
-        self._transport.write(piece)
+        self._write(piece)
 
     def answer_end(self) -> None:
         self._upstream = None
@@ -385,7 +385,7 @@ class Exchange(Receiver):
             return
         self._first_byte_at = monotonic()
         self._answer_status = head.status
-        self._transport.write(answers.upgraded_head(self.request, head))
+        self._write(answers.upgraded_head(self.request, head))
         early = self._client.hand_over()
         self._tunnel = Tunnel(self._client.transport, upstream.transport, self._end)
         self._tunnel.begin(early, rest)
@@ -428,6 +428,11 @@ class Exchange(Receiver):
         who = "dashboard" if self.request.destination == "dashboard" else "gateway"
         return faults.upstream_protocol_error(self._pool.name, why, who=who)
 
+    def look_through(self) -> None:
+        """Has what was seen of the answer so far counted."""
+        if self._observer is not None:
+            self._observer.look_through()
+
     def drain(self) -> None:
         """The grace is over: breaks off what is still running."""
         self._leave_upstream()
@@ -459,7 +464,7 @@ class Exchange(Receiver):
         # A request that is not valid leaves in doubt where the next one would begin.
         self._closes = self._closes or not self._request_is_over or fault.code is FaultCode.INVALID_REQUEST
         self._answer_status = fault.status
-        self._transport.write(answers.fault(fault, self.request, close=self._closes))
+        self._write(answers.fault(fault, self.request, close=self._closes))
         self._end(_END_OF.get(fault.code, "refused"), fault)
         self._client.exchange_over(keep_alive=not self._closes)
 
@@ -471,7 +476,7 @@ class Exchange(Receiver):
 
     def _answer_preflight(self) -> None:
         self._answer_status = 204
-        self._transport.write(answers.preflight(self.request))
+        self._write(answers.preflight(self.request))
         self._end("complete")
         self._client.exchange_over(keep_alive=not (self._closes or self.request.body))
 
@@ -504,6 +509,7 @@ class Exchange(Receiver):
         if self._tunnel is not None:
             self.request_bytes, self.answer_bytes = self._tunnel.passed_bytes
         observer = self._observer
+        self.look_through()
         first_token_at = observer.first_token_at if isinstance(observer, StreamObserver) else None
         first_byte_s = self._first_byte_at - self._started_at if self._first_byte_at else None
         self._relay.log.ended(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +28,7 @@ class Running(Protocol):
 
     @property
     def is_stream(self) -> bool: ...
+    def look_through(self) -> None: ...
     def drain(self) -> None: ...
 
 
@@ -35,6 +36,8 @@ class Client(Protocol):
     """The client's connection, as far as an exchange uses it."""
 
     transport: asyncio.Transport
+    write: Callable[[bytes], None]
+    """The transport's own, looked up once."""
     peer: bytes
     since: float
     """When the request began, on the monotonic clock."""

@@ -8,7 +8,8 @@ none either. Lines end with CRLF, CR or LF. Source: the HTML standard, server-se
 from __future__ import annotations
 
 import re
-import time
+from collections.abc import Callable
+from time import monotonic
 from typing import Final, Protocol
 
 from sidecar.relay.chunked import MANY_BYTES, Observer, chunk_of, is_plain_event, unframed
@@ -22,6 +23,8 @@ _TOKEN_OVERLAP_BYTES: Final = 64
 """More than the longest match, so that none is lost where the bytes are cut."""
 _LINE_START_BYTES: Final = 5
 """How much of an unfinished line is kept: enough to tell whether it is a data line."""
+_MOST_WAITING: Final = 64
+"""So many chunks at most wait to be looked through."""
 
 
 class Gaps(Protocol):
@@ -59,6 +62,9 @@ class PayloadObserver(Observer):
             return self._newer[0]
         return b"".join(self._older + self._newer)[-_TAIL_BYTES:]
 
+    def look_through(self) -> None:
+        """Nothing waits here."""
+
     @property
     def usage(self) -> dict[str, int]:
         """Token counts by type, as the answer told them last; empty where it did not."""
@@ -66,23 +72,33 @@ class PayloadObserver(Observer):
 
 
 class StreamObserver(PayloadObserver):
-    """Observes a stream of events. What it keeps are chunks, since they come as such and need not be cut then."""
+    """Observes a stream of events. What it keeps are chunks, since they come as such and need not be cut then.
+
+    After the first token, a chunk and its time are only put aside. `look_through` counts what waits: dozens at once,
+    since a few streams wake a process whose code has left the processor's cache, and the less of it each event
+    needs the cheaper it is. Whoever reads `events` or the gaps calls it first.
+    """
 
     __slots__ = (
         "_before_token",
         "_block_has_data",
+        "_clock",
         "_gaps",
         "_is_between_events",
         "_last_event_at",
         "_line_start",
         "_skips_lf",
+        "_waiting",
         "events",
         "first_token_at",
     )
 
-    def __init__(self, gaps: Gaps) -> None:
+    def __init__(self, gaps: Gaps, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self._gaps = gaps
+        self._clock = clock
+        self._waiting: list[float] = []
+        """When the last chunks of `_newer` came that nobody has looked through yet."""
         self._line_start = b""
         self._block_has_data = False
         self._skips_lf = False
@@ -94,33 +110,50 @@ class StreamObserver(PayloadObserver):
         self.first_token_at: float | None = None
         """On the monotonic clock."""
 
-    @property
     def takes_events(self) -> bool:
+        self.look_through()
         return self._is_between_events and self.first_token_at is not None
 
     def saw(self, payload: bytes) -> None:
+        self.look_through()
         if payload:
             end = payload if len(payload) <= _TAIL_BYTES else payload[-_TAIL_BYTES:]
             self._keep(chunk_of(end), len(end))
+        now = self._clock()
         if self.first_token_at is None:
-            self._look_for_token(payload)
-        ended = self._whole_events(payload) or self._ended_events(payload)
-        if ended:
-            self._count(ended)
+            self._look_for_token(payload, now)
+        self._look_at(payload, now)
 
     def saw_chunk(self, chunk: bytes, start: int, end: int) -> None:
         """This runs for every token of a stream."""
-        if (
-            self.takes_events
-            and end - start <= _TAIL_BYTES
-            and is_plain_event(chunk, start, end)
-            and chunk.find(b"\n", start) == end - 2
-            and chunk.find(b"\r", start) == end
-        ):
-            self._keep(chunk, end - start)
-            self._count(1)
-        else:
+        if self.first_token_at is None or end - start > _TAIL_BYTES:
             self.saw(chunk[start:end])
+            return
+        if self._newer_bytes >= _TAIL_BYTES or len(self._waiting) >= _MOST_WAITING:
+            self.look_through()
+        self._keep(chunk, end - start)
+        self._waiting.append(self._clock())
+
+    def look_through(self) -> None:
+        """Counts the chunks that wait."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        self._waiting = []
+        place = len(self._newer) - len(waiting)
+        for came_at in waiting:
+            chunk = self._newer[place]
+            place += 1
+            start, end = chunk.find(b"\n") + 1, len(chunk) - 2
+            if (
+                self._is_between_events
+                and is_plain_event(chunk, start, end)
+                and chunk.find(b"\n", start) == end - 2
+                and chunk.find(b"\r", start) == end
+            ):
+                self._count(1, came_at)
+            else:
+                self._look_at(chunk[start:end], came_at)
 
     def saw_events(self, count: int, last: bytes) -> None:
         # More than half of it is payload, since no event is shorter than its framing.
@@ -130,24 +163,28 @@ class StreamObserver(PayloadObserver):
             self._newer_bytes = _TAIL_BYTES
         else:
             self._keep(last, len(last) // 2)
-        self._count(count)
+        self._count(count, self._clock())
 
     def _end(self) -> bytes:
         return unframed(b"".join(self._older + self._newer))[-_TAIL_BYTES:]
 
-    def _count(self, ended: int) -> None:
-        now = time.monotonic()
+    def _look_at(self, payload: bytes, came_at: float) -> None:
+        ended = self._whole_events(payload) or self._ended_events(payload)
+        if ended:
+            self._count(ended, came_at)
+
+    def _count(self, ended: int, came_at: float) -> None:
         if self.events:
-            self._gaps.observe(now - self._last_event_at)
+            self._gaps.observe(came_at - self._last_event_at)
         if ended > 1:  # they came together
             self._gaps.observe(0.0, ended - 1)
         self.events += ended
-        self._last_event_at = now
+        self._last_event_at = came_at
 
-    def _look_for_token(self, payload: bytes) -> None:
+    def _look_for_token(self, payload: bytes, now: float) -> None:
         text = self._before_token + payload
         if _TOKEN.search(text) is not None:
-            self.first_token_at = time.monotonic()
+            self.first_token_at = now
             self._before_token = b""
         else:
             self._before_token = text[-_TOKEN_OVERLAP_BYTES:]

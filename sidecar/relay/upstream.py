@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections.abc import Callable
 from time import monotonic
 from typing import Final, cast
 
@@ -109,6 +110,7 @@ class Upstream(asyncio.Protocol):
         "_owner",
         "_receiver",
         "_rest",
+        "_write",
         "idle_since",
         "is_open",
         "is_reading",
@@ -120,6 +122,7 @@ class Upstream(asyncio.Protocol):
     )
 
     transport: asyncio.Transport
+    _write: Callable[[bytes], None]
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -159,10 +162,10 @@ class Upstream(asyncio.Protocol):
         self._is_safe = is_safe
         self._in_body = False
         self.request_is_sent = False
-        self.transport.write(start)
+        self._write(start)
 
     def send(self, piece: bytes) -> None:
-        self.transport.write(piece)
+        self._write(piece)
 
     def leave(self) -> None:
         """Breaks the exchange off: the upstream sees the connection close at once."""
@@ -177,8 +180,8 @@ class Upstream(asyncio.Protocol):
     # Reading the answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-
         self.transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
+        self._write = self.transport.write
         self.is_open = True
         self._hang_up = select.poll()
         self._hang_up.register(transport.get_extra_info("socket").fileno(), HANG_UP)

@@ -65,7 +65,6 @@ class Figures:
         return Window(streams, means, _mean_between(samples[0], samples[-1]), samples[-1].running_streams)
 
     def _take(self) -> None:
-        self._metrics.before_scrape()
         self._samples.append(self._now())
         self.start()
 

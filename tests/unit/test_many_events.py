@@ -39,6 +39,7 @@ def observe(*pieces: bytes) -> tuple[StreamObserver, Gaps, bytes]:
     observer = StreamObserver(gaps)
     body = ChunkedBody(observer=observer)
     passed = b"".join(body.feed(piece) for piece in pieces)
+    observer.look_through()
     assert body.error is None
     return observer, gaps, passed
 
@@ -62,6 +63,7 @@ def test_counts_and_usage_are_the_same_however_it_comes(payloads: list[bytes], a
     stream = b"".join(map(framed, payloads, extensions))
 
     assert seen(*cut(stream, at)) == told(payloads)
+    assert seen(*map(framed, payloads)) == told(payloads)
     assert observe(*cut(stream, at))[2] == b"".join(map(framed, payloads))
 
 
@@ -78,6 +80,14 @@ def test_two_odd_chunks_among_many_plain_ones_change_no_count(before: int, betwe
                 one[:40],
                 other[:40],
             )
+
+
+def test_odd_chunks_that_come_one_by_one_are_counted_as_what_they_are() -> None:
+    for one in ODD:
+        for other in ODD:
+            payloads = [WORD, one, WORD, other, WORD, b"\n\n"]
+
+            assert seen(*map(framed, payloads)) == told(payloads), (one[:40], other[:40])
 
 
 @pytest.mark.parametrize("word", [WORD, b"data: x\n\n", b"data:\n\n", b"data: " + b"z" * 3000 + b"\n\n"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.relay.chunked import chunk_of
 from sidecar.relay.stream import PayloadObserver, StreamObserver
 
 
@@ -26,9 +27,19 @@ class Gaps:
         self.total += seconds * times
 
 
-def observed(*pieces: bytes) -> tuple[StreamObserver, Gaps]:
+class Clock:
+    """Shows what it is set to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def observed(*pieces: bytes, clock: Callable[[], float] = time.monotonic) -> tuple[StreamObserver, Gaps]:
     gaps = Gaps()
-    observer = StreamObserver(gaps)
+    observer = StreamObserver(gaps, clock)
     for piece in pieces:
         observer.saw(piece)
     return observer, gaps
@@ -152,27 +163,52 @@ def test_what_is_an_event(stream: bytes, events: int) -> None:
 # --- Gaps ------------------------------------------------------------------------------------------------------------
 
 
-def test_keep_alive_comment_does_not_divide_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    observer, gaps = observed(WORD.encode() + b"\n\n")
+def test_keep_alive_comment_does_not_divide_a_gap() -> None:
+    clock = Clock()
+    observer, gaps = observed(WORD.encode() + b"\n\n", clock=clock)
     for _ in range(3):
-        now += 10
+        clock.now += 10
         observer.saw(b": keepalive\n\n")
-    now += 5
+    clock.now += 5
     observer.saw(WORD.encode() + b"\n\n")
 
     assert (gaps.count, gaps.total) == (1, 35.0)
 
 
-def test_events_that_come_together_have_no_gap_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    observer, gaps = observed(b"data: a\n\ndata: b\n\n")
-    now += 2
+def test_events_that_come_together_have_no_gap_between_them() -> None:
+    clock = Clock()
+    observer, gaps = observed(b"data: a\n\ndata: b\n\n", clock=clock)
+    clock.now += 2
     observer.saw(b"data: c\n\ndata: d\n\ndata: e\n\n")
 
     assert (observer.events, gaps.count, gaps.total) == (5, 4, 2.0)
+
+
+def test_gaps_lie_between_arrivals_whenever_they_are_counted() -> None:
+    """Chunks are put aside and counted later: with the times at which they came."""
+    clock = Clock()
+    observer, gaps = observed(WORD.encode() + b"\n\n", clock=clock)
+    for gap_s, event in [(1.0, b"data: a\n\n"), (2.0, b": keepalive\n\n"), (4.0, b"data: b\ndata: c\n\n")]:
+        clock.now += gap_s
+        observer.saw_chunk(chunk_of(event), 3, 3 + len(event))
+    assert (observer.events, gaps.count) == (1, 0)
+    clock.now += 100
+    observer.look_through()
+
+    assert (observer.events, gaps.count, gaps.total) == (3, 2, 7.0)
+    observer.look_through()
+    assert (observer.events, gaps.count) == (3, 2)
+
+
+@pytest.mark.parametrize("event", [b"data: a\n\n", b"data: " + b"x" * 500 + b"\n\n"], ids=["short", "long"])
+def test_what_waits_to_be_counted_is_bounded(event: bytes) -> None:
+    observer, _ = observed(WORD.encode() + b"\n\n")
+    chunk = chunk_of(event)
+    start = chunk.index(b"\n") + 1
+    for number in range(1000):
+        observer.saw_chunk(chunk, start, start + len(event))
+        assert number + 2 - 64 <= observer.events
+        assert len(event) * (number + 2 - observer.events) <= 4096 + len(event)
 
 
 # --- The first token -------------------------------------------------------------------------------------------------
@@ -191,14 +227,13 @@ def test_events_that_come_together_have_no_gap_between_them(monkeypatch: pytest.
         pytest.param('data: {"choices":[{"delta":{"content":"ü"}}]}', id="beyond-ascii"),
     ],
 )
-def test_first_delta_that_says_something_is_the_first_token(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    observer, _ = observed(ROLE.encode() + b"\n\n", b": keepalive\n\n")
+def test_first_delta_that_says_something_is_the_first_token(event: str) -> None:
+    clock = Clock()
+    observer, _ = observed(ROLE.encode() + b"\n\n", b": keepalive\n\n", clock=clock)
     assert observer.first_token_at is None
-    now = 107.0
+    clock.now = 107.0
     observer.saw(event.encode() + b"\n\n")
-    now = 109.0
+    clock.now = 109.0
     observer.saw(WORD.encode() + b"\n\n")
 
     assert observer.first_token_at == 107.0
