@@ -49,7 +49,9 @@ COMPILED = (
     "sessions/mapping",
     "telemetry/cells",
     "telemetry/exchanges",
+    "telemetry/lines",
     "telemetry/recent",
+    "telemetry/record",
 )
 """The modules that every request or every piece of an answer runs through, under `sidecar/`."""
 

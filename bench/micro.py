@@ -37,9 +37,10 @@ from sidecar.sessions.lineage import Lineage
 from sidecar.sessions.mapping import decide
 from sidecar.sessions.sources import document_of
 from sidecar.sessions.store import open_store
-from sidecar.telemetry.exchanges import ExchangeRecord, json_of
+from sidecar.telemetry.lines import json_of
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recent import Recent
+from sidecar.telemetry.record import ExchangeRecord
 
 _RUNS, _CALLS = 60, 300
 _ASKED = 200

@@ -29,7 +29,7 @@ from sidecar.relay.stream import PayloadObserver, StreamObserver
 from sidecar.relay.tunnel import Tunnel
 from sidecar.relay.upstream import Receiver, Upstream
 from sidecar.relay.wire import CHUNKED, UNTIL_CLOSE, RequestHead
-from sidecar.telemetry.exchanges import End, ExchangeRecord
+from sidecar.telemetry.record import End, ExchangeRecord
 
 _TELLING_S = 0.25
 """How long an answer waits for the store that tells other sidecars of its new session."""

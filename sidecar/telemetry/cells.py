@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final, get_args
 
 from sidecar.faults import FaultCode
-from sidecar.telemetry.exchanges import End, ExchangeRecord
+from sidecar.telemetry.record import End, ExchangeRecord
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _METHOD_NAMES: Final = {name.encode(): name for name in METHODS}

@@ -11,7 +11,9 @@ from typing import Literal, TextIO
 
 import structlog
 
-from sidecar.telemetry.exchanges import ExchangeRecord, Line, Sink, json_lines, line_of
+from sidecar.telemetry.exchanges import Sink
+from sidecar.telemetry.lines import Line, json_lines, line_of
+from sidecar.telemetry.record import ExchangeRecord
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _JOURNAL = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sidecar.telemetry.exchanges import ExchangeRecord, short_hash
+from sidecar.telemetry.lines import short_hash
+from sidecar.telemetry.record import ExchangeRecord
 
 AT_MOST: Final = 20
 _TURN_ROUTES: Final = frozenset(("chat_completions", "responses", "runs"))

@@ -14,7 +14,8 @@ from typing import Literal
 import pytest
 
 from sidecar.telemetry import logs
-from sidecar.telemetry.exchanges import ExchangeRecord, line_of
+from sidecar.telemetry.lines import line_of
+from sidecar.telemetry.record import ExchangeRecord
 from tests.support.raw_client import JSON, ask, raw_client
 from tests.support.scripted_upstream import Connection, ok, scripted_upstream
 from tests.support.sidecar_process import SidecarProcess, run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.demo.gateway import DemoGateway
-from sidecar.telemetry.exchanges import short_hash
+from sidecar.telemetry.lines import short_hash
 from tests.support.backends import HERMES, answering_by, as_json, hermes_gateway
 from tests.support.chat import turn
 from tests.support.raw_client import ask

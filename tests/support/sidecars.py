@@ -12,7 +12,7 @@ from unittest.mock import patch
 from sidecar import server
 from sidecar.capabilities.model import Cause, Finding, GatewayFacts, Picture
 from sidecar.config import from_mapping
-from sidecar.telemetry.exchanges import Line
+from sidecar.telemetry.lines import Line
 from sidecar.telemetry.logs import as_dict
 from sidecar.upstreams import Upstreams
 from tests.support.scripted_upstream import Script, ScriptedUpstream, scripted_upstream

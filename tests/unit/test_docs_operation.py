@@ -13,8 +13,9 @@ from sidecar import config, faults
 from sidecar.capabilities.model import CORE, ENHANCED, STATUSES
 from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.telemetry.cells import METHODS, OUTCOMES, STREAM_ENDS, UPSTREAM_ERRORS
-from sidecar.telemetry.exchanges import ExchangeRecord, line_of
+from sidecar.telemetry.lines import line_of
 from sidecar.telemetry.metrics import PROBE_FAILURES, Metrics
+from sidecar.telemetry.record import ExchangeRecord
 from tests.support.documents import ROOT, pages, rows_of, text_of
 
 PREFIX = "hermes_sidecar_"

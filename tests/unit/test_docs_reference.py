@@ -16,7 +16,7 @@ from sidecar.capabilities.model import CORE, ENHANCED, STATUSES, Picture
 from sidecar.capabilities.report import document
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay.destinations import OWN_PATHS, OWN_TREE
-from sidecar.telemetry.exchanges import End
+from sidecar.telemetry.record import End
 from tests.support.documents import ROOT, pages, rows_of, text_of
 
 _ROW = re.compile(r"^\| `([a-z_.]+)`[^|]*\| (.+?) \| (.+) \|$", re.MULTILINE)

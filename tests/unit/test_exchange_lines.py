@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar import faults
-from sidecar.telemetry.exchanges import End, ExchangeLog, ExchangeRecord, Line, line_of, short_hash
+from sidecar.telemetry.exchanges import ExchangeLog
+from sidecar.telemetry.lines import Line, line_of, short_hash
 from sidecar.telemetry.logs import as_dict
+from sidecar.telemetry.record import End, ExchangeRecord
 
 AT = datetime.fromisoformat("2026-11-30T08:41:43.125+00:00").timestamp()
 ENDS: tuple[End, ...] = get_args(End)

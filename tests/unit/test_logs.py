@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.telemetry import logs
-from sidecar.telemetry.exchanges import End, ExchangeRecord, json_of, line_of
+from sidecar.telemetry.lines import json_of, line_of
+from sidecar.telemetry.record import End, ExchangeRecord
 
 RECORD = ExchangeRecord(
     method=b"POST",

@@ -20,8 +20,8 @@ from sidecar.capabilities.model import CORE, ENHANCED, STATUSES, Cause, Finding,
 from sidecar.faults import Fault, FaultCode
 from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.telemetry.cells import METHODS, OUTCOMES, STREAM_ENDS, UPSTREAM_ERRORS, Histogram
-from sidecar.telemetry.exchanges import End, ExchangeRecord
 from sidecar.telemetry.metrics import PROBE_FAILURES, Activity, Metrics
+from sidecar.telemetry.record import End, ExchangeRecord
 
 SOURCES = ["client", "header:x-hermes-session-key", "none", "skipped"]
 PREFIX = "hermes_sidecar_"

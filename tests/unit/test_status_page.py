@@ -14,10 +14,11 @@ from sidecar.capabilities.model import Cause, DashboardFacts, Finding, GatewayFa
 from sidecar.surface.binding import Page
 from sidecar.surface.plots import HEIGHT, WIDTH, bars
 from sidecar.surface.view import Facts, address, duration, view
-from sidecar.telemetry.exchanges import ExchangeRecord, short_hash
 from sidecar.telemetry.figures import SAMPLES, Figures, Window
+from sidecar.telemetry.lines import short_hash
 from sidecar.telemetry.metrics import Activity, Metrics
 from sidecar.telemetry.recent import Conversation, Recent
+from sidecar.telemetry.record import ExchangeRecord
 
 INDEX = (Path(__file__).parents[2] / "sidecar" / "surface" / "page" / "index.html").read_text("utf-8")
 TEMPLATES = '<template id="row"><li data-attr="title:name"><b data-text="name"></b></li></template>'
