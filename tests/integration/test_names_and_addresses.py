@@ -14,10 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
+from sidecar import sockets
 from tests.support.footprint import Footprint, settled
 from tests.support.raw_client import CHAT, JSON, ask, chat, raw_client
 from tests.support.raw_http import Answer
-from tests.support.scripted_upstream import Connection, ok, scripted_upstream
+from tests.support.scripted_upstream import Connection, answering, ok, scripted_upstream
 from tests.support.sidecar_process import SidecarProcess
 from tests.support.sidecars import running_sidecar
 
@@ -360,6 +361,28 @@ async def test_both_sides_of_a_silent_exchange_are_kept_alive_by_tcp(
 
         assert _vanished_after_s(local=towards_upstream) <= 90
         assert _vanished_after_s(remote=towards_client) <= 90
+
+
+async def test_client_on_this_machine_runs_less_far_ahead() -> None:
+    async with (
+        scripted_upstream(answering(ok())) as upstream,
+        running_sidecar(f"http://{HERE}:{upstream.port}") as sidecar,
+        raw_client(sidecar.url) as client,
+    ):
+        client.write(client.request("GET", "/v1/models"))
+        assert (await client.head()).status == 200
+        (accepted,) = sidecar.running._app.relay.clients
+        sock = accepted.transport.get_extra_info("socket")
+
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2 * sockets.LOOPBACK_AHEAD_BYTES
+
+
+def test_client_elsewhere_may_keep_the_network_busy() -> None:
+    with sockets.tcp_socket("0.0.0.0", 0) as sock:
+        before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        sockets.shorten_loopback(sock)
+
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
 
 
 def _vanished_after_s(*, local: tuple[str, int] | None = None, remote: tuple[str, int] | None = None) -> int:
