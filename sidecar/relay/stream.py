@@ -144,16 +144,7 @@ class StreamObserver(PayloadObserver):
         for came_at in waiting:
             chunk = self._newer[place]
             place += 1
-            start, end = chunk.find(b"\n") + 1, len(chunk) - 2
-            if (
-                self._is_between_events
-                and is_plain_event(chunk, start, end)
-                and chunk.find(b"\n", start) == end - 2
-                and chunk.find(b"\r", start) == end
-            ):
-                self._count(1, came_at)
-            else:
-                self._look_at(chunk[start:end], came_at)
+            self._look_at(chunk[chunk.find(b"\n") + 1 : len(chunk) - 2], came_at)
 
     def saw_events(self, count: int, last: bytes) -> None:
         # More than half of it is payload, since no event is shorter than its framing.
