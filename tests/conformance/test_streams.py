@@ -169,6 +169,23 @@ async def test_line_of_five_megabytes_arrives_between_ordinary_events(in_one_chu
         assert answer.wire_body == before + large + after + LAST_CHUNK
 
 
+@pytest.mark.parametrize("kind", [b"text/event-stream", b"application/x-ndjson"])
+async def test_only_events_that_come_at_once_share_chunks(kind: bytes) -> None:
+    """A chunk's end says nothing about what it holds (RFC 9112, 6.1), and fewer are less work for the client."""
+    event = b'data: {"choices":[{"delta":{"content":"word"}}]}\n\n'
+    head = STREAM_HEAD.replace(b"text/event-stream", kind)
+
+    async with relayed(head + chunk(event) * 4000 + LAST_CHUNK) as (_, sidecar), raw_client(sidecar.url) as client:
+        await _begun(client)
+        answer = await client.answer()
+
+        assert answer.body == event * 4000
+        if kind == b"text/event-stream":
+            assert len(answer.wire_body) < 1.01 * len(answer.body)
+        else:
+            assert answer.wire_body == chunk(event) * 4000 + LAST_CHUNK
+
+
 async def test_half_of_a_known_length_arrives_before_the_rest() -> None:
     async with relayed(left_to_the_test) as (upstream, sidecar), raw_client(sidecar.url) as client:
         await _begun(client)

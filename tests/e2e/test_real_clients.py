@@ -193,6 +193,16 @@ async def test_each_piece_is_seen_before_the_next_is_sent(client: Client) -> Non
     assert json.loads(request.body)["stream"] is True
 
 
+async def test_a_thousand_pieces_at_once_are_a_thousand_pieces(client: Client) -> None:
+    """They share chunks on the way, since a chunk's end means nothing."""
+    words = [f"word {number} " for number in range(1000)]
+    answer = STREAM_HEAD + b"".join(event({"content": word}) for word in words) + DONE
+    async with scripted_upstream(answer) as upstream, before(client, upstream.url) as sidecar:
+        seen = await turn(client, Job(f"{sidecar.url}/v1", "one"))
+
+    assert (seen.pieces, seen.end) == (words, COMPLETE)
+
+
 @streamed_or_not
 async def test_a_tools_definition_and_its_call_pass(client: Client, stream: bool) -> None:
     arguments = json.dumps(CALL["arguments"], ensure_ascii=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.relay.chunked import MANY_BYTES, ChunkedBody
+from sidecar.relay.chunked import MANY_BYTES, ChunkedBody, unframed
 from sidecar.relay.stream import StreamObserver
 from sidecar.relay.usage import usage_in
 from tests.unit.test_stream_observer import Gaps, cut, events_of
@@ -44,6 +46,23 @@ def observe(*pieces: bytes) -> tuple[StreamObserver, Gaps, bytes]:
     return observer, gaps, passed
 
 
+def chunks_of(wire: bytes) -> list[bytes]:
+    """The payload of each chunk."""
+    payloads = []
+    while wire:
+        size, _, wire = wire.partition(b"\r\n")
+        end = int(size.partition(b";")[0], 16)
+        payloads.append(wire[:end])
+        assert wire[end : end + 2] == b"\r\n"
+        wire = wire[end + 2 :]
+    return payloads
+
+
+def ends_of_chunks(wire: bytes) -> set[int]:
+    """Where a chunk ends in the payload of them all."""
+    return set(itertools.accumulate(map(len, chunks_of(wire))))
+
+
 def told(payloads: list[bytes]) -> tuple[int, int, bool, dict[str, int]]:
     """Events, gaps, whether there was a token, usage: as whoever reads line by line would tell them."""
     payload = b"".join(payloads)
@@ -64,7 +83,10 @@ def test_counts_and_usage_are_the_same_however_it_comes(payloads: list[bytes], a
 
     assert seen(*cut(stream, at)) == told(payloads)
     assert seen(*map(framed, payloads)) == told(payloads)
-    assert observe(*cut(stream, at))[2] == b"".join(map(framed, payloads))
+    passed = observe(*cut(stream, at))[2]
+    assert unframed(passed) == b"".join(payloads)
+    assert ends_of_chunks(passed) <= ends_of_chunks(stream)
+    assert len(passed) <= len(stream)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +150,32 @@ def test_events_before_the_first_token_are_searched_for_it() -> None:
 
     assert observer.events == 1001
     assert observer.first_token_at is not None
+
+
+@pytest.mark.parametrize(
+    ("payloads", "passed"),
+    [
+        pytest.param([WORD] * 200, [WORD * 200], id="all"),
+        pytest.param([WORD, USAGE] * 100 + [DONE], [(WORD + USAGE) * 100 + DONE], id="of-several-sizes"),
+        pytest.param([WORD] * 200 + [b"data: half"], [WORD * 200, b"data: half"], id="before-a-part-of-an-event"),
+        pytest.param([WORD] * 200 + [b": hi\n\n"] * 3, [WORD * 200, *[b": hi\n\n"] * 3], id="before-comments"),
+        pytest.param(
+            [WORD] * 200 + [b"event: x\ndata: y\n\n"] + [WORD] * 200,
+            [WORD * 200, b"event: x\ndata: y\n\n", WORD * 200],
+            id="around-an-event-with-a-name",
+        ),
+        pytest.param([WORD] * 100, [WORD] * 100, id="none-of-few"),
+        pytest.param([WORD + WORD] * 200, [WORD + WORD] * 200, id="none-of-chunks-with-two"),
+    ],
+)
+def test_plain_events_that_come_together_leave_in_one_chunk_and_all_else_in_its_own(
+    payloads: list[bytes], passed: list[bytes]
+) -> None:
+    wire = b"".join(map(framed, payloads))
+
+    assert chunks_of(observe(framed(WORD), wire)[2]) == [WORD, *passed]
+    assert ChunkedBody().feed(wire) == wire
+
+
+def test_events_that_come_one_by_one_leave_one_by_one_however_many_they_are() -> None:
+    assert observe(*[framed(WORD)] * 2000)[2] == framed(WORD) * 2000
