@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from sidecar import sockets
+from sidecar.relay import pool
 from tests.support.footprint import Footprint, settled
 from tests.support.raw_client import CHAT, JSON, ask, chat, raw_client
 from tests.support.raw_http import Answer
@@ -393,17 +394,46 @@ def test_client_elsewhere_may_keep_the_network_busy() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
 
 
+async def test_upstream_on_this_machine_is_sent_less_far_ahead() -> None:
+    async with (
+        scripted_upstream(answering(ok())) as upstream,
+        running_sidecar(f"http://{HERE}:{upstream.port}") as sidecar,
+        raw_client(sidecar.url) as client,
+    ):
+        client.write(client.request("GET", "/v1/models"))
+        assert (await client.head()).status == 200
+        towards_upstream = (await upstream.connection()).transport.get_extra_info("peername")
+
+        with _own_socket(local=towards_upstream) as sock:
+            ahead_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert ahead_bytes in (pool.LOOPBACK_AHEAD_BYTES, 2 * pool.LOOPBACK_AHEAD_BYTES)  # Linux counts its own share
+
+
+@pytest.mark.parametrize("peer", [("192.0.2.1", 443), ("2001:db8::1", 443, 0, 0), None])
+def test_upstream_elsewhere_is_sent_as_much_as_the_network_takes(peer: tuple[Any, ...] | None) -> None:
+    with socket.socket() as sock:
+        before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        pool.run_less_far_ahead(sock, peer)
+
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
+
+
 def _vanished_after_s(*, local: tuple[str, int] | None = None, remote: tuple[str, int] | None = None) -> int:
-    """When the kernel gives up the peer of the socket of this process that has this address at this end."""
-    (number,) = [
-        connection.fd
-        for connection in psutil.Process().net_connections("tcp")
-        if connection.raddr and (connection.laddr == local or connection.raddr == remote)
-    ]
-    with socket.socket(fileno=os.dup(number)) as sock:
+    """When the kernel gives up the peer of that socket."""
+    with _own_socket(local=local, remote=remote) as sock:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         idle_s, interval_s, count = (
             sock.getsockopt(socket.IPPROTO_TCP, option)
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
     return idle_s + interval_s * count
+
+
+def _own_socket(*, local: tuple[str, int] | None = None, remote: tuple[str, int] | None = None) -> socket.socket:
+    """The socket of this process that has this address at this end, or a peer with that one."""
+    (number,) = [
+        connection.fd
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.raddr and (connection.laddr == local or connection.raddr == remote)
+    ]
+    return socket.socket(fileno=os.dup(number))
