@@ -42,7 +42,7 @@ _SWEEP_S = 1.0
 _NEXT_ADDRESS_S = 0.25
 """When a name has several addresses, the next one is tried after this silence (RFC 8305, 8)."""
 
-LOOPBACK_AHEAD_BYTES = 128 * 1024
+LOOPBACK_SENT_AHEAD_BYTES = 128 * 1024
 """How far the sidecar may run ahead of an upstream on this machine. Loopback's segments have 64 KB, and with room for
 less than two of them each would wait for its acknowledgement."""
 
@@ -278,7 +278,7 @@ def run_less_far_ahead(sock: socket.socket, peer: tuple[Any, ...] | None) -> Non
     An upload that waits in megabytes has left the processor's cache before anybody reads it.
     """
     if peer and is_loopback(peer[0]):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_AHEAD_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_SENT_AHEAD_BYTES)
 
 
 def _is_ip_literal(host: str) -> bool:
