@@ -29,6 +29,7 @@ COMPILED = (
     "relay/answer_heads",
     "relay/answers",
     "relay/chunked",
+    "relay/connecting",
     "relay/destinations",
     "relay/downstream",
     "relay/familiar",

@@ -161,7 +161,7 @@ def _url(where: tuple[Any, ...] | str) -> str:
 
 async def _serve_on(sock: socket.socket, app: App, listener: Listener) -> asyncio.Server:
     loop = asyncio.get_running_loop()
-    sockets.shorten_loopback(sock)
+    sockets.set_for_clients(sock)
     if sock.family == socket.AF_UNIX:
         return await loop.create_unix_server(
             lambda: Downstream(app.relay, listener), sock=sock, backlog=sockets.BACKLOG

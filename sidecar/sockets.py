@@ -1,4 +1,4 @@
-"""Listening sockets: a port, a Unix socket, or what systemd hands over."""
+"""Listening sockets: a port, a Unix socket, or what systemd hands over. And what is set on a connection's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ BACKLOG = 4096
 """Connections that may wait for the event loop: a burst of a thousand tabs is not turned away."""
 LOOPBACK_AHEAD_BYTES = 64 * 1024
 """How far a client on this machine may run ahead of what is read of it."""
+_KEEP_ALIVE_OPTIONS = tuple(
+    (getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+)
+"""Agents are silent for many minutes; a dead peer or a forgetful NAT must be told from a working one."""
 _FIRST_HANDED_FD = 3
 _OTHER_FILES = 64
 """Files that the process needs besides its connections, and a reserve."""
@@ -36,14 +42,25 @@ def tcp_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return sock
 
 
-def shorten_loopback(sock: socket.socket) -> None:
-    """Lets clients run less far ahead where no network has to be kept busy. What it accepts inherits it.
+def set_for_clients(sock: socket.socket) -> None:
+    """Sets once what every connection that `sock` accepts inherits, instead of once for each (Linux: tcp(7)).
 
-    An upload that waits in megabytes has left the processor's cache before anybody reads it.
+    Where no network has to be kept busy clients run less far ahead: an upload that waits in megabytes has left the
+    processor's cache before anybody reads it.
     """
     where = sock.getsockname()
-    if isinstance(where, tuple) and is_loopback(where[0]):
+    if not isinstance(where, tuple):
+        return
+    keep_tcp_alive(sock)
+    if is_loopback(where[0]):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOOPBACK_AHEAD_BYTES)
+
+
+def keep_tcp_alive(sock: socket.socket) -> None:
+    """Lets the kernel find out about a peer that vanished, within about a minute."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE_OPTIONS:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def unix_socket(path: Path) -> socket.socket:

@@ -12,7 +12,8 @@ from sidecar.capabilities.model import DashboardFacts, Picture
 from sidecar.capabilities.probes import probe_dashboard, probe_gateway, read_dashboard_token
 from sidecar.config import Settings
 from sidecar.config.addresses import BaseUrl
-from sidecar.relay.pool import Pool, tcp_connector
+from sidecar.relay.connecting import tcp_connector
+from sidecar.relay.pool import Pool
 
 
 class Upstreams:

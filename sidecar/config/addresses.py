@@ -102,6 +102,7 @@ def allowed_origin(text: str) -> str:
     return f"{scheme}://{_netloc(scheme, host, port)}"
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`. A name other than localhost may mean anything, so it is not."""
     if host == "localhost":

@@ -7,7 +7,6 @@ has ended, and after a refusal that leaves the framing in doubt nothing more is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 from time import monotonic
@@ -19,7 +18,6 @@ from sidecar.relay.chunked import ChunkedBody
 from sidecar.relay.familiar import Admitted
 from sidecar.relay.handler import Exchange
 from sidecar.relay.leaving import LeaveWatch
-from sidecar.relay.pool import keep_tcp_alive
 from sidecar.relay.request import Listener
 from sidecar.relay.shared import Relay
 from sidecar.relay.wire import CHUNKED, HEAD_LIMIT_BYTES, WireError
@@ -91,9 +89,6 @@ class Downstream(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
             self.peer = address[0].encode()
-            sock: socket.socket = transport.get_extra_info("socket")
-            with contextlib.suppress(OSError):  # the client may be gone already
-                keep_tcp_alive(sock)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._relay.clients.discard(self)

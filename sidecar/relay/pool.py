@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import socket
-import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
 
-import aiohappyeyeballs
-
-from sidecar.config.addresses import is_loopback
 from sidecar.faults import Fault, upstream_unreachable
+from sidecar.relay.connecting import Connector, in_words
 from sidecar.relay.upstream import Owner, Upstream
 
 _PROVEN_S = 0.002
@@ -39,23 +32,6 @@ request; the trust doubles each time a spare has reached its age unharmed."""
 _BUSY_WINDOW_S = 120.0
 """Spares are renewed for this long after the last request; a quiet sidecar opens nothing."""
 _SWEEP_S = 1.0
-_NEXT_ADDRESS_S = 0.25
-"""When a name has several addresses, the next one is tried after this silence (RFC 8305, 8)."""
-
-LOOPBACK_SENT_AHEAD_BYTES = 128 * 1024
-"""How far the sidecar may run ahead of an upstream on this machine. Loopback's segments have 64 KB, and with room for
-less than two of them each would wait for its acknowledgement."""
-
-KEEP_ALIVE_OPTIONS = tuple(
-    (getattr(socket, name), value)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-    if hasattr(socket, name)
-)
-"""Agents are silent for many minutes; a dead peer or a forgetful NAT must be told from a working one."""
-
-Factory = Callable[[], Upstream]
-Connector = Callable[[Factory], Awaitable[Upstream]]
-"""Opens one connection. Raises OSError, ssl.SSLError or TimeoutError."""
 
 
 class Pool(Owner):
@@ -180,7 +156,7 @@ class Pool(Owner):
             why = f"it did not answer within {self._connect_timeout_s:g} s"
             raise upstream_unreachable(self.name, why, detail=repr(exc), who=self._who) from exc
         except OSError as exc:
-            raise upstream_unreachable(self.name, _why(exc), detail=repr(exc), who=self._who) from exc
+            raise upstream_unreachable(self.name, in_words(exc), detail=repr(exc), who=self._who) from exc
 
     def _renew_spare(self) -> None:
         if self._keeps_spares and not self._is_closed and self._opening is None and not self._spares:
@@ -231,74 +207,3 @@ class Pool(Owner):
         for spare in self._spares:
             spare.leave()
         self._spares.clear()
-
-
-def tcp_connector(host: str, port: int, tls: ssl.SSLContext | None) -> Connector:
-    """Opens connections to a host, trying each of its addresses in turn (RFC 8305), verified where `tls` is given."""
-    host_is_literal = _is_ip_literal(host)
-
-    async def open_connection(factory: Factory) -> Upstream:
-        loop = asyncio.get_running_loop()
-        # Never through a proxy: HTTP_PROXY and its kin are not looked at, the gateway is called directly.
-        if host_is_literal:
-            _, upstream = await loop.create_connection(
-                factory, host, port, ssl=tls, server_hostname=host if tls else None
-            )
-        else:
-            try:
-                infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except UnicodeError as exc:  # not every resolver's refusal of a name is an OSError
-                raise socket.gaierror(socket.EAI_NONAME, "not a host name") from exc
-            sock = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=_NEXT_ADDRESS_S)
-            try:
-                _, upstream = await loop.create_connection(
-                    factory, sock=sock, ssl=tls, server_hostname=host if tls else None
-                )
-            except BaseException:  # also where whoever waited for it has left
-                sock.close()
-                raise
-        sock = upstream.transport.get_extra_info("socket")
-        keep_tcp_alive(sock)
-        run_less_far_ahead(sock, upstream.transport.get_extra_info("peername"))
-        return upstream
-
-    return open_connection
-
-
-def keep_tcp_alive(sock: socket.socket) -> None:
-    """Lets the kernel find out about a peer that vanished, within about a minute."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEP_ALIVE_OPTIONS:
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def run_less_far_ahead(sock: socket.socket, peer: tuple[Any, ...] | None) -> None:
-    """Sends a peer on this machine no more than it reads soon: there is no network to be kept busy.
-
-    An upload that waits in megabytes has left the processor's cache before anybody reads it.
-    """
-    if peer and is_loopback(peer[0]):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_SENT_AHEAD_BYTES)
-
-
-def _is_ip_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _why(exc: OSError) -> str:
-    """A failed connection in words."""
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        return f"its certificate was not accepted ({exc.verify_message})"
-    if isinstance(exc, ssl.SSLError):
-        return "it does not speak TLS as expected"
-    if isinstance(exc, ConnectionRefusedError):
-        return "nothing listens there (connection refused)"
-    if isinstance(exc, socket.gaierror):
-        return "its name could not be resolved"
-    if isinstance(exc, ConnectionResetError):
-        return "it closed the connection while it was being opened"
-    return f"the connection failed ({exc.strerror or type(exc).__name__})"

@@ -11,7 +11,7 @@ import socket
 
 from aiohttp import web
 
-from sidecar.relay.pool import Connector, Factory
+from sidecar.relay.connecting import Connector, Factory
 from sidecar.relay.upstream import Upstream
 
 _silent = logging.getLogger("hermes_sidecar.pages")

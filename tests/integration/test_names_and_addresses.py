@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sidecar import sockets
-from sidecar.relay import pool
+from sidecar.relay import connecting
 from tests.support.footprint import Footprint, settled
 from tests.support.raw_client import CHAT, JSON, ask, chat, raw_client
 from tests.support.raw_http import Answer
@@ -389,7 +389,7 @@ async def test_client_on_this_machine_runs_less_far_ahead(ahead_bytes: int) -> N
 def test_client_elsewhere_may_keep_the_network_busy() -> None:
     with sockets.tcp_socket("0.0.0.0", 0) as sock:
         before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        sockets.shorten_loopback(sock)
+        sockets.set_for_clients(sock)
 
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
 
@@ -407,14 +407,14 @@ async def test_upstream_on_this_machine_is_sent_less_far_ahead() -> None:
         with _own_socket(local=towards_upstream) as sock:
             ahead_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         counted = (1, 2)  # Linux adds a share of its own
-        assert ahead_bytes in [times * pool.LOOPBACK_SENT_AHEAD_BYTES for times in counted]
+        assert ahead_bytes in [times * connecting.LOOPBACK_SENT_AHEAD_BYTES for times in counted]
 
 
 @pytest.mark.parametrize("peer", [("192.0.2.1", 443), ("2001:db8::1", 443, 0, 0), None])
 def test_upstream_elsewhere_is_sent_as_much_as_the_network_takes(peer: tuple[Any, ...] | None) -> None:
     with socket.socket() as sock:
         before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        pool.run_less_far_ahead(sock, peer)
+        connecting.run_less_far_ahead(sock, peer)
 
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sidecar.relay.pool import Factory, Pool
+from sidecar.relay.connecting import Factory
+from sidecar.relay.pool import Pool
 from sidecar.relay.upstream import Upstream
 
 

@@ -59,6 +59,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "adapters",
         (
+            "relay/connecting",
             "relay/leaving",
             "relay/pool",
             "relay/upstream",
