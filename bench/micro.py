@@ -30,7 +30,7 @@ from sidecar.relay.admission import admit
 from sidecar.relay.answer_heads import read_answer_head
 from sidecar.relay.request import Request
 from sidecar.relay.routes import ROUTE_NAMES
-from sidecar.relay.stream import PayloadObserver, StreamObserver
+from sidecar.relay.stream import PayloadObserver, PutAside, StreamObserver
 from sidecar.relay.wire import parse_request_head
 from sidecar.rules import rules
 from sidecar.sessions.lineage import Lineage
@@ -77,7 +77,7 @@ async def costs() -> AsyncIterator[Cost]:
         yield Cost("… of it the observer", max(0.0, with_observer - without))
     finally:
         await bare.close()
-    observer = StreamObserver(Metrics(ROUTE_NAMES, []).cells.gaps)
+    observer = StreamObserver(PutAside(Metrics(ROUTE_NAMES, []).cells.gaps))
     event = shapes.event(0)
     observer.saw(event)
     yield Cost("… the observer by itself, after the first token", least_us(lambda: observer.saw(event)))

@@ -16,6 +16,7 @@ from sidecar.relay.destinations import Destination
 from sidecar.relay.pool import Pool
 from sidecar.relay.routes import ROUTE_NAMES
 from sidecar.relay.shared import Limits, Relay
+from sidecar.relay.stream import PutAside
 from sidecar.rules import rules
 from sidecar.sessions.lineage import Lineage
 from sidecar.sessions.store import open_store
@@ -147,7 +148,7 @@ async def build(
         backend,
         lineage,
         log,
-        metrics.cells.gaps,
+        PutAside(metrics.cells.gaps),
         monitor.observed,
         limits,
         settings.gateway.idle_timeout_s,
@@ -162,8 +163,7 @@ async def build(
 
 
 def _before_scrape(relay: Relay) -> None:
-    for exchange in relay.exchanges:
-        exchange.look_through()
+    relay.put_aside.look_through()
     relay.log.flush()
 
 

@@ -292,7 +292,7 @@ class Exchange(Receiver):
         if self.request.destination != "gateway":
             return None
         if head.content_type.startswith(b"text/event-stream"):
-            self._observer = StreamObserver(self._relay.gaps)
+            self._observer = StreamObserver(self._relay.put_aside)
         elif self.request.route in ("chat_completions", "responses"):
             self._observer = PayloadObserver()
         return self._observer
@@ -428,11 +428,6 @@ class Exchange(Receiver):
         who = "dashboard" if self.request.destination == "dashboard" else "gateway"
         return faults.upstream_protocol_error(self._pool.name, why, who=who)
 
-    def look_through(self) -> None:
-        """Has what was seen of the answer so far counted."""
-        if self._observer is not None:
-            self._observer.look_through()
-
     def drain(self) -> None:
         """The grace is over: breaks off what is still running."""
         self._leave_upstream()
@@ -509,7 +504,6 @@ class Exchange(Receiver):
         if self._tunnel is not None:
             self.request_bytes, self.answer_bytes = self._tunnel.passed_bytes
         observer = self._observer
-        self.look_through()
         first_token_at = observer.first_token_at if isinstance(observer, StreamObserver) else None
         first_byte_s = self._first_byte_at - self._started_at if self._first_byte_at else None
         self._relay.log.ended(

@@ -13,7 +13,7 @@ from sidecar.relay.destinations import Destination
 from sidecar.relay.familiar import FamiliarHeads
 from sidecar.relay.pool import Pool
 from sidecar.relay.request import Request
-from sidecar.relay.stream import Gaps
+from sidecar.relay.stream import PutAside
 from sidecar.relay.wire import Fields
 from sidecar.sessions.lineage import Lineage
 from sidecar.telemetry.exchanges import ExchangeLog
@@ -28,7 +28,6 @@ class Running(Protocol):
 
     @property
     def is_stream(self) -> bool: ...
-    def look_through(self) -> None: ...
     def drain(self) -> None: ...
 
 
@@ -93,7 +92,7 @@ class Relay:
     backend: Backend
     lineage: Lineage
     log: ExchangeLog
-    gaps: Gaps
+    put_aside: PutAside
     observed: Observed
     limits: Limits
     idle_timeout_s: float = 0.0

@@ -46,8 +46,8 @@ class PayloadObserver(Observer):
         self._newer_bytes = 0
 
     def saw(self, payload: bytes) -> None:
-        payload = payload if len(payload) <= _TAIL_BYTES else payload[-_TAIL_BYTES:]
-        self._keep(payload, len(payload))
+        end = _end_of(payload)
+        self._keep(end, len(end))
 
     def _keep(self, piece: bytes, payload_bytes: int) -> None:
         if self._newer_bytes >= _TAIL_BYTES:
@@ -60,10 +60,7 @@ class PayloadObserver(Observer):
     def _end(self) -> bytes:
         if not self._older and len(self._newer) == 1:
             return self._newer[0]
-        return b"".join(self._older + self._newer)[-_TAIL_BYTES:]
-
-    def look_through(self) -> None:
-        """Nothing waits here."""
+        return _end_of(b"".join(self._older + self._newer))
 
     @property
     def usage(self) -> dict[str, int]:
@@ -71,34 +68,61 @@ class PayloadObserver(Observer):
         return usage_in(self._end())
 
 
+class PutAside:
+    """The chunks of all streams that wait to be looked through, dozens at once.
+
+    A few streams wake a process whose code has left the processor's cache, and the less of it each event needs the
+    cheaper it is. One place for all of them: what each stream put aside for itself would leave the cache meanwhile.
+    """
+
+    __slots__ = ("_came_at", "_chunks", "_observers", "gaps")
+
+    def __init__(self, gaps: Gaps) -> None:
+        self.gaps = gaps
+        self._observers: list[StreamObserver] = []
+        self._chunks: list[bytes] = []
+        self._came_at: list[float] = []
+
+    def put(self, observer: StreamObserver, chunk: bytes, came_at: float) -> None:
+        self._observers.append(observer)
+        self._chunks.append(chunk)
+        self._came_at.append(came_at)
+        if len(self._chunks) >= _MOST_WAITING:
+            self.look_through()
+
+    def look_through(self) -> None:
+        """Counts all of them. Whoever reads the gaps, or a stream's `events`, calls it first."""
+        observers, chunks, came_at = self._observers, self._chunks, self._came_at
+        if not chunks:
+            return
+        self._observers, self._chunks, self._came_at = [], [], []
+        for place in range(len(chunks)):
+            observers[place].look_through(chunks[place], came_at[place])
+
+
 class StreamObserver(PayloadObserver):
     """Observes a stream of events. What it keeps are chunks, since they come as such and need not be cut then.
 
-    After the first token, a chunk and its time are only put aside. `look_through` counts what waits: dozens at once,
-    since a few streams wake a process whose code has left the processor's cache, and the less of it each event
-    needs the cheaper it is. Whoever reads `events` or the gaps calls it first.
+    After the first token, a chunk and its time are only put aside.
     """
 
     __slots__ = (
         "_before_token",
         "_block_has_data",
         "_clock",
-        "_gaps",
         "_is_between_events",
         "_last_event_at",
         "_line_start",
+        "_put_aside",
         "_skips_lf",
-        "_waiting",
         "events",
         "first_token_at",
     )
 
-    def __init__(self, gaps: Gaps, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, put_aside: PutAside, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
-        self._gaps = gaps
+        self._put_aside = put_aside
         self._clock = clock
-        self._waiting: list[float] = []
-        """When the last chunks of `_newer` came that nobody has looked through yet."""
         self._line_start = b""
         self._block_has_data = False
         self._skips_lf = False
@@ -111,13 +135,13 @@ class StreamObserver(PayloadObserver):
         """On the monotonic clock."""
 
     def takes_events(self) -> bool:
-        self.look_through()
+        self._put_aside.look_through()
         return self._is_between_events and self.first_token_at is not None
 
     def saw(self, payload: bytes) -> None:
-        self.look_through()
+        self._put_aside.look_through()
         if payload:
-            end = payload if len(payload) <= _TAIL_BYTES else payload[-_TAIL_BYTES:]
+            end = _end_of(payload)
             self._keep(chunk_of(end), len(end))
         now = self._clock()
         if self.first_token_at is None:
@@ -128,23 +152,14 @@ class StreamObserver(PayloadObserver):
         """This runs for every token of a stream."""
         if self.first_token_at is None or end - start > _TAIL_BYTES:
             self.saw(chunk[start:end])
-            return
-        if self._newer_bytes >= _TAIL_BYTES or len(self._waiting) >= _MOST_WAITING:
-            self.look_through()
-        self._keep(chunk, end - start)
-        self._waiting.append(self._clock())
+        else:
+            self._put_aside.put(self, chunk, self._clock())
 
-    def look_through(self) -> None:
-        """Counts the chunks that wait."""
-        waiting = self._waiting
-        if not waiting:
-            return
-        self._waiting = []
-        place = len(self._newer) - len(waiting)
-        for came_at in waiting:
-            chunk = self._newer[place]
-            place += 1
-            self._look_at(chunk[chunk.find(b"\n") + 1 : len(chunk) - 2], came_at)
+    def look_through(self, chunk: bytes, came_at: float) -> None:
+        """Counts a chunk that was put aside."""
+        payload = chunk[chunk.find(b"\n") + 1 : len(chunk) - 2]
+        self._keep(chunk, len(payload))
+        self._look_at(payload, came_at)
 
     def saw_events(self, count: int, last: bytes) -> None:
         # More than half of it is payload, since no event is shorter than its framing.
@@ -157,7 +172,8 @@ class StreamObserver(PayloadObserver):
         self._count(count, self._clock())
 
     def _end(self) -> bytes:
-        return unframed(b"".join(self._older + self._newer))[-_TAIL_BYTES:]
+        self._put_aside.look_through()
+        return _end_of(unframed(b"".join(self._older + self._newer)))
 
     def _look_at(self, payload: bytes, came_at: float) -> None:
         ended = self._whole_events(payload) or self._ended_events(payload)
@@ -166,9 +182,9 @@ class StreamObserver(PayloadObserver):
 
     def _count(self, ended: int, came_at: float) -> None:
         if self.events:
-            self._gaps.observe(came_at - self._last_event_at)
+            self._put_aside.gaps.observe(came_at - self._last_event_at)
         if ended > 1:  # they came together
-            self._gaps.observe(0.0, ended - 1)
+            self._put_aside.gaps.observe(0.0, ended - 1)
         self.events += ended
         self._last_event_at = came_at
 
@@ -212,3 +228,7 @@ class StreamObserver(PayloadObserver):
                 self._block_has_data = False
         self._is_between_events = not (self._line_start or self._block_has_data or self._skips_lf)
         return ended
+
+
+def _end_of(payload: bytes) -> bytes:
+    return payload if len(payload) <= _TAIL_BYTES else payload[-_TAIL_BYTES:]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.relay.chunked import ChunkedBody, chunk_of
-from sidecar.relay.stream import StreamObserver
+from sidecar.relay.stream import PutAside, StreamObserver
 from sidecar.telemetry.cells import Histogram
 from tests.unit.grammar import TOKENS, VALUES, VISIBLE, bytes_of, cut, field_lines
 
@@ -203,7 +203,7 @@ def test_a_piece_with_nothing_to_drop_is_passed_without_a_copy() -> None:
 def test_a_chunk_of_the_largest_size_is_passed_on_as_it_comes(size: bytes, is_observed: bool, before: bytes) -> None:
     """Even where it is more than a machine's integer holds."""
     passed = chunk_of(b"data: x\n\n" * 2000) if before and is_observed else before
-    body = ChunkedBody(observer=StreamObserver(Histogram((1.0,))) if is_observed else None)
+    body = ChunkedBody(observer=StreamObserver(PutAside(Histogram((1.0,)))) if is_observed else None)
     body.feed(b'17\r\ndata: {"content":"x"}\n\n\r\n')
 
     assert body.feed(before + size + b"\r\nhel") == passed + size + b"\r\nhel"

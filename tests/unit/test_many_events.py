@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.relay.chunked import MANY_BYTES, ChunkedBody, unframed
-from sidecar.relay.stream import StreamObserver
+from sidecar.relay.stream import PutAside, StreamObserver
 from sidecar.relay.usage import usage_in
 from tests.unit.test_stream_observer import Gaps, cut, events_of
 
@@ -38,10 +38,11 @@ def framed(payload: bytes, extension: bytes = b"") -> bytes:
 
 def observe(*pieces: bytes) -> tuple[StreamObserver, Gaps, bytes]:
     gaps = Gaps()
-    observer = StreamObserver(gaps)
+    put_aside = PutAside(gaps)
+    observer = StreamObserver(put_aside)
     body = ChunkedBody(observer=observer)
     passed = b"".join(body.feed(piece) for piece in pieces)
-    observer.look_through()
+    put_aside.look_through()
     assert body.error is None
     return observer, gaps, passed
 
@@ -116,7 +117,7 @@ def test_odd_chunks_that_come_one_by_one_are_counted_as_what_they_are() -> None:
 @pytest.mark.parametrize("behind", [b"", b"5\r\ndata:", b"3e", b"7\r\n: hi \n\n\r\n"])
 def test_many_events_are_counted_without_being_cut_out(word: bytes, behind: bytes) -> None:
     """After the token was found, all that comes whole is told at once: the observer is shown next to none of it."""
-    observer = StreamObserver(Gaps())
+    observer = StreamObserver(PutAside(Gaps()))
     body = ChunkedBody(observer=observer)
     body.feed(framed(WORD))
     body.feed(framed(word) * 2000 + behind)

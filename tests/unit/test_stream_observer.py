@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.relay.chunked import chunk_of
-from sidecar.relay.stream import PayloadObserver, StreamObserver
+from sidecar.relay.stream import PayloadObserver, PutAside, StreamObserver
 
 
 class Gaps:
@@ -39,7 +39,7 @@ class Clock:
 
 def observed(*pieces: bytes, clock: Callable[[], float] = time.monotonic) -> tuple[StreamObserver, Gaps]:
     gaps = Gaps()
-    observer = StreamObserver(gaps, clock)
+    observer = StreamObserver(PutAside(gaps), clock)
     for piece in pieces:
         observer.saw(piece)
     return observer, gaps
@@ -160,6 +160,16 @@ def test_what_is_an_event(stream: bytes, events: int) -> None:
     assert seen(stream)[0] == events
 
 
+WHOLE = [
+    WORD.encode() + b"\n\n",
+    USAGE.encode() + b"\n\n",
+    b": keepalive\n\n",
+    b"data: a\r\n\r\n",
+    b"data: half",
+    b"data: a\n\ndata: b\n\n",
+    b"data: " + b"x" * 5000 + b"\n\n",
+]
+
 # --- Gaps ------------------------------------------------------------------------------------------------------------
 
 
@@ -186,29 +196,49 @@ def test_events_that_come_together_have_no_gap_between_them() -> None:
 
 def test_gaps_lie_between_arrivals_whenever_they_are_counted() -> None:
     """Chunks are put aside and counted later: with the times at which they came."""
-    clock = Clock()
-    observer, gaps = observed(WORD.encode() + b"\n\n", clock=clock)
+    clock, gaps = Clock(), Gaps()
+    put_aside = PutAside(gaps)
+    observer = StreamObserver(put_aside, clock)
+    observer.saw(WORD.encode() + b"\n\n")
     for gap_s, event in [(1.0, b"data: a\n\n"), (2.0, b": keepalive\n\n"), (4.0, b"data: b\ndata: c\n\n")]:
         clock.now += gap_s
         observer.saw_chunk(chunk_of(event), 3, 3 + len(event))
     assert (observer.events, gaps.count) == (1, 0)
     clock.now += 100
-    observer.look_through()
+    put_aside.look_through()
 
     assert (observer.events, gaps.count, gaps.total) == (3, 2, 7.0)
-    observer.look_through()
+    put_aside.look_through()
     assert (observer.events, gaps.count) == (3, 2)
 
 
-@pytest.mark.parametrize("event", [b"data: a\n\n", b"data: " + b"x" * 500 + b"\n\n"], ids=["short", "long"])
-def test_what_waits_to_be_counted_is_bounded(event: bytes) -> None:
-    observer, _ = observed(WORD.encode() + b"\n\n")
-    chunk = chunk_of(event)
-    start = chunk.index(b"\n") + 1
+def test_what_waits_to_be_counted_is_bounded() -> None:
+    """For all streams together: what each put aside for itself would add up."""
+    put_aside = PutAside(Gaps())
+    observers = [StreamObserver(put_aside) for _ in range(100)]
+    for observer in observers:
+        observer.saw(WORD.encode() + b"\n\n")
+    event = b"data: a\n\n"
     for number in range(1000):
-        observer.saw_chunk(chunk, start, start + len(event))
-        assert number + 2 - 64 <= observer.events
-        assert len(event) * (number + 2 - observer.events) <= 4096 + len(event)
+        observers[number % 100].saw_chunk(chunk_of(event), 3, 3 + len(event))
+        assert sum(observer.events for observer in observers) > 100 + number + 1 - 64
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(WHOLE)), max_size=200))
+def test_streams_that_come_in_turns_are_counted_each_by_itself(turns: list[tuple[int, bytes]]) -> None:
+    put_aside = PutAside(Gaps())
+    together = [StreamObserver(put_aside) for _ in range(3)]
+    alone = [StreamObserver(PutAside(Gaps())) for _ in range(3)]
+    for observer in (*together, *alone):
+        observer.saw(WORD.encode() + b"\n\n")
+    for which, event in turns:
+        chunk = chunk_of(event)
+        start = chunk.index(b"\n") + 1
+        together[which].saw_chunk(chunk, start, start + len(event))
+        alone[which].saw(event)
+
+    assert [observer.usage for observer in together] == [observer.usage for observer in alone]
+    assert [observer.events for observer in together] == [observer.events for observer in alone]
 
 
 # --- The first token -------------------------------------------------------------------------------------------------
