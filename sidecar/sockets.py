@@ -1,4 +1,4 @@
-"""Listening sockets: a port, a Unix socket, or what systemd hands over. And what is set on a connection's."""
+"""Listening sockets (a port, a Unix socket, or what systemd hands over), and the options that connections need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tcp_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def set_for_clients(sock: socket.socket) -> None:
-    """Sets once what every connection that `sock` accepts inherits, instead of once for each (Linux: tcp(7)).
+    """Sets once what every connection that `sock` accepts inherits, instead of once for each.
 
     Where no network has to be kept busy clients run less far ahead: an upload that waits in megabytes has left the
     processor's cache before anybody reads it.

@@ -54,13 +54,13 @@ def tcp_connector(host: str, port: int, tls: ssl.SSLContext | None) -> Connector
             except BaseException:  # also where whoever waited for it has left
                 sock.close()
                 raise
-        _suit(upstream.transport)
+        _set_options(upstream.transport)
         return upstream
 
     return open_connection
 
 
-def _suit(transport: asyncio.BaseTransport) -> None:
+def _set_options(transport: asyncio.BaseTransport) -> None:
     # One socket object for all options: the transport's own makes another for each.
     sock = socket.socket(fileno=transport.get_extra_info("socket").fileno())
     try:

@@ -160,7 +160,7 @@ def test_what_is_an_event(stream: bytes, events: int) -> None:
     assert seen(stream)[0] == events
 
 
-WHOLE = [
+CHUNKED = [
     WORD.encode() + b"\n\n",
     USAGE.encode() + b"\n\n",
     b": keepalive\n\n",
@@ -224,11 +224,12 @@ def test_what_waits_to_be_counted_is_bounded() -> None:
         assert sum(observer.events for observer in observers) > 100 + number + 1 - 64
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(WHOLE)), max_size=200))
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(CHUNKED)), max_size=200))
 def test_streams_that_come_in_turns_are_counted_each_by_itself(turns: list[tuple[int, bytes]]) -> None:
-    put_aside = PutAside(Gaps())
+    gaps, gaps_alone = Gaps(), Gaps()
+    put_aside = PutAside(gaps)
     together = [StreamObserver(put_aside) for _ in range(3)]
-    alone = [StreamObserver(PutAside(Gaps())) for _ in range(3)]
+    alone = [StreamObserver(PutAside(gaps_alone)) for _ in range(3)]
     for observer in (*together, *alone):
         observer.saw(WORD.encode() + b"\n\n")
     for which, event in turns:
@@ -239,6 +240,7 @@ def test_streams_that_come_in_turns_are_counted_each_by_itself(turns: list[tuple
 
     assert [observer.usage for observer in together] == [observer.usage for observer in alone]
     assert [observer.events for observer in together] == [observer.events for observer in alone]
+    assert gaps.count == gaps_alone.count
 
 
 # --- The first token -------------------------------------------------------------------------------------------------
